@@ -410,7 +410,11 @@ class Session(Control):
         return resumed
 
     def resumed_value(self, key: Key, id: Optional[Name] = None) -> Optional[Any]:
-        """What the snapshot has as the key's value; None if it does not know the key, and on all but rank 0."""
+        """What the snapshot has as the key's value; None if it does not know the key, and on all but rank 0.
+
+        It is what the servers had: without an optimizer the last sum; with lowrank the first value, as its sums are
+        made on the workers. What a script updates itself goes into its `state`.
+        """
         return self.saved.value(key, key.name if id is None else id)
 
     def first_value(self, key: Key) -> Optional[Any]:
@@ -438,7 +442,8 @@ class Session(Control):
 
     def key_counters(self, key: Key) -> dict:
         """rounds, waited_s (from push to the landed value, added up), longest_wait_s, and the key's compression."""
-        counters = dict(self.core.key_counters(key.handle), compression=key.compression)
+        own = self.low_rank.counters(key) if key.rank else self.core.key_counters(key.handle)
+        counters = dict(own, compression=key.compression)
         return dict(counters, partitions=self.partitions(key)) if key.sparse else counters
 
     def stats(self) -> Dict[str, float]:

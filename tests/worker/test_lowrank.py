@@ -298,6 +298,30 @@ def test_what_no_thin_matrix_is_made_of_is_refused(session):
         session.pushpull(key, value, value.copy(), gated=True)
 
 
+def test_a_keys_counters_are_of_its_own_rounds(session):
+    key = declared(session, {"compression": LOW_RANK})
+    value = np.zeros((20, 30), "float32")
+    session.wait([session.init(key, value, value.copy())])
+    assert session.key_counters(key) == dict(rounds=0, waited_s=0, longest_wait_s=0, compression="lowrank")
+    for _ in range(3):
+        session.wait([session.pushpull(key, value, value.copy())])
+    counters = session.key_counters(key)
+    assert counters["rounds"] == 3 and counters["waited_s"] > counters["longest_wait_s"] > 0, counters
+
+
+def test_a_snapshot_has_the_first_value(tmp_path):
+    opened, key, _ = open_again(tmp_path, LOW_RANK)
+    first = np.ones(SHAPE, "float32")
+    with opened:
+        opened.wait([opened.init(key, first, first.copy())])
+        opened.wait([opened.pushpull(key, first * 5, first.copy())])
+        opened.snapshot(1, [key])
+        opened.snapshots.finish()
+    opened, key, _ = open_again(tmp_path, LOW_RANK)
+    with opened:
+        np.testing.assert_array_equal(opened.resumed_value(key), first)
+
+
 @pytest.mark.parametrize("rank", [0, 1025, 2.0, True])
 def test_a_rank_is_a_whole_number(session, rank):
     with pytest.raises(ValueError, match="rank .* whole number from 1 to 1024"):

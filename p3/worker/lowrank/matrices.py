@@ -57,6 +57,10 @@ class Matrices:
         """A round of it is under way."""
         return key.rank > 0 and self._matrices[key.handle].is_busy
 
+    def counters(self, key: Key) -> Dict[str, float]:
+        """Of the key's own rounds; see Session.key_counters."""
+        return self._matrices[key.handle].counters
+
     def finish(self) -> None:
         """Until no round is under way: what one is still to push, others wait for. P3Error if the job has failed;
         TimeoutError."""

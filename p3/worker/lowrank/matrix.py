@@ -21,6 +21,7 @@ worker that skips a round keeps E.
 from __future__ import annotations
 
 import math
+import time
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 import numpy as np
@@ -54,6 +55,7 @@ class Matrix:
         self._rounds = 0  # begun
         self._step = 0  # of the last one
         self.round: Optional[Round] = None  # the last one
+        self.counters = {"rounds": 0, "waited_s": 0.0, "longest_wait_s": 0.0}  # as the core has them of other keys
         self._gradient: Optional[np.ndarray] = None  # None: this worker skips the round
         self._landing: np.ndarray
 
@@ -161,7 +163,16 @@ class Matrix:
 
     def _end(self, updated: bool) -> None:
         self._gradient = None
+        self._count(time.monotonic() - self.round.begun_at)
         self.round.end(updated)
+
+    def _count(self, waited_s: float) -> None:
+        before = self.counters
+        self.counters = {
+            "rounds": before["rounds"] + 1,
+            "waited_s": before["waited_s"] + waited_s,
+            "longest_wait_s": max(before["longest_wait_s"], waited_s),
+        }
 
     # Snapshots: E, and behind it Q
 

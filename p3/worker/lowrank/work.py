@@ -6,6 +6,7 @@ import functools
 import heapq
 import itertools
 import threading
+import time
 from typing import Callable, Dict, List, Optional, Tuple
 
 import numpy as np
@@ -25,6 +26,7 @@ class Round:
 
     def __init__(self, key: Key, step: int, priority: int) -> None:
         self.key, self.step, self.priority = key, step, priority
+        self.begun_at = time.monotonic()
         self.updated = False  # once done: whether any worker pushed
         self._ended = threading.Event()
         self._failure: Optional[P3Error] = None
