@@ -107,6 +107,28 @@ def test_outer_sgd_is_sgd_on_the_difference_from_the_mean(momentum, nesterov, lr
             np.testing.assert_allclose(landing, weight, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("workers", [2, 3, 5, 7, 49, 100])
+def test_weights_that_nobody_trains_stay_as_they_are_to_the_bit(workers, momentum, dtype):
+    """However their sum, one after the other or in a tree, was rounded."""
+    random = np.random.RandomState(2)
+    first = (random.randn(40, 25) * 10.0 ** random.randint(-9, 9, (40, 25))).astype(dtype)
+
+    def tree(weight, count):
+        return weight if count == 1 else tree(weight, count // 2) + tree(weight, count - count // 2)
+
+    with Session.open(Settings()) as session:
+        session.set_option(0, "optimizer", dict(OUTER, momentum=momentum, nesterov=momentum > 0))
+        key, landing = _begin(session, False, first)
+        for number in range(300):
+            total = tree(landing, workers)
+            if number % 2 and workers < 10:
+                total = sum([landing] * (workers - 1), landing)
+            session.pushpull(key, total, landing, lr=0.7, rescale=1 / workers).wait(30)
+            assert landing.tobytes() == first.tobytes(), number
+
+
 def test_a_nan_does_not_go_unnoticed():
     with Session.open(Settings()) as session:
         session.set_option(0, "optimizer", LION)
