@@ -18,6 +18,7 @@ deadlines: of what waits to leave, the fragment that training needs first goes f
 from __future__ import annotations
 
 import math
+import numbers
 import time
 import zlib
 from abc import abstractmethod
@@ -57,7 +58,7 @@ class Outer(NamedTuple):
         outer = cls(**given)
         for field in ("lr", "momentum"):
             value = getattr(outer, field)
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+            is_number = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
             if not is_number or value < 0 or (field == "lr" and value == 0):
                 raise ValueError("the outer %s is %.100r; it must be a number %s" % (
                     field, value, "above 0" if field == "lr" else "of at least 0"))  # fmt: skip
@@ -65,7 +66,7 @@ class Outer(NamedTuple):
             raise ValueError("the outer nesterov is %.100r; it must be True or False" % (outer.nesterov,))
         if outer.nesterov and outer.momentum == 0 and "nesterov" in given:
             raise ValueError("the outer nesterov is True and its momentum 0: give it a momentum, or leave nesterov out")
-        return outer
+        return outer._replace(lr=float(outer.lr), momentum=float(outer.momentum))
 
     def description(self, sends_weights: bool) -> Dict[str, Any]:
         """For the servers (p3/plan/optimizers.py)."""
@@ -79,7 +80,7 @@ def checked_alpha(alpha: Any, delay: int) -> float:
     """How much of the local weight stays in a merge. None: 0.5 with a delay, during which it has moved on; else 0."""
     if alpha is None:
         return 0.5 if delay else 0.0
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 <= alpha <= 1:
+    if isinstance(alpha, bool) or not isinstance(alpha, numbers.Real) or not 0 <= alpha <= 1:
         raise ValueError("alpha is %.100r; it must be a number from 0, where the global weight takes the local one's "
                          "place, to 1, where the local one stays" % (alpha,))  # fmt: skip
     return float(alpha)
@@ -124,6 +125,8 @@ class LocalSteps(snapshots.Trainer):
     Threads: the script's, one at a time. Errors: those of Session.
     """
 
+    kind = "LocalSteps"
+
     def __init__(self, session: Session, layers: Sequence[Sequence[str]], schedule: Schedule, outer: Outer,
                  alpha: float, codec: Ways, strided: bool, settings: Settings) -> None:  # fmt: skip
         """`layers`: the names of the weights of each, in the order of the forward pass. Every worker at the same point;
@@ -150,6 +153,8 @@ class LocalSteps(snapshots.Trainer):
                            for numbers in packed(sizes, schedule.fragments, strided)]  # fmt: skip
         self._digests = session.declare("digests", (len(names),), "int64", self._control)
         waiting.from_rank_0(session, self._digests, np.zeros(len(names), np.int64))
+        self._steps_taken = session.declare("steps taken", (2,), "int64", self._control)
+        waiting.from_rank_0(session, self._steps_taken, np.zeros(2, np.int64))
 
     def begin(self) -> Optional[Dict[str, Any]]:
         """What own_state() gave for the snapshot that the job has resumed from, if it has; else None, and the local
@@ -200,8 +205,12 @@ class LocalSteps(snapshots.Trainer):
         fragment = self._fragments[number]
         began = time.monotonic()
         is_late = any(one.is_pending and not one.has_come for one in fragment)
-        for one in fragment:
-            one.land()
+        try:
+            for one in fragment:
+                one.land()
+        except TimeoutError as error:
+            raise TimeoutError("%s. All workers must take the same number of local steps; this one has taken %d"
+                               % (error, self.step)) from None  # fmt: skip
         if is_late:
             self._waits += 1
             self._waited_s += time.monotonic() - began
@@ -217,7 +226,12 @@ class LocalSteps(snapshots.Trainer):
         self._land()
 
     def take_global(self) -> None:
-        """The local weights become the global ones. Waits for what is under way, which is merged by that."""
+        """The local weights become the global ones. Waits for what is under way, which is merged by that. RuntimeError
+        on all workers if some have taken more steps than others."""
+        self._require_same_steps("take_global()")
+        self._take_global()
+
+    def _take_global(self) -> None:
         self._land()
         self._take_all()
         self._under_way.clear()
@@ -229,7 +243,7 @@ class LocalSteps(snapshots.Trainer):
         self._session.barrier("broadcast() or load_state_dict()")  # or a late worker would get this value too early
         for name, one in self._globals.items():
             one.init(self.local(name))
-        self.take_global()
+        self._take_global()
 
     def stats(self) -> Dict[str, float]:
         """step: that this worker has taken; merges: of fragments; waits: how many of them had to wait for the value,
@@ -260,9 +274,7 @@ class LocalSteps(snapshots.Trainer):
 
     def load_outer_state(self, content: Mapping[str, Any]) -> None:
         """On every worker at the same point; the values are rank 0's. ValueError if it is of another model."""
-        if content["global"].keys() != self._globals.keys():
-            odd = sorted(content["global"].keys() ^ self._globals.keys())
-            raise ValueError("the state of LocalSteps is of another model: %s is in one of them only" % odd[0])
+        self.require_state_fits(content)
         self._land()
         with states.between_barriers(self._session, "load_state_dict()"):
             for name, one in self._globals.items():
@@ -270,6 +282,18 @@ class LocalSteps(snapshots.Trainer):
             self._land()
             self._give_states(content)
         self._go_on(content)
+
+    def require_state_fits(self, content: Mapping[str, Any]) -> None:
+        """ValueError unless load_outer_state() can take it; nothing is loaded."""
+        if content["global"].keys() != self._globals.keys():
+            odd = sorted(content["global"].keys() ^ self._globals.keys())
+            raise ValueError("the state of LocalSteps is of another model: %s is in one of them only" % odd[0])
+        for part in ("global", "exact", "momentum"):
+            for name, array in content[part].items():
+                saved, here = tuple(array.shape), self._globals[name].landing.shape
+                if saved != here:
+                    raise ValueError("the state of LocalSteps is of another model: there %s has the shape %s, here %s"
+                                     % (name, saved, here))  # fmt: skip
 
     def _go_on(self, saved: Mapping[str, Any]) -> None:
         """Behind the step that has that position. Fragments that were cut otherwise are not merged before their next
@@ -298,12 +322,14 @@ class LocalSteps(snapshots.Trainer):
 
     def own_state(self) -> Dict[str, Any]:
         """What a snapshot cannot have from the servers, but for the local weights, which the front end has."""
+        self._require_same_steps("snapshot()")
         updates = {name: one.updates_by_now() for name, one in self._globals.items()}
         return {"stores": [self.store], "updates": updates, **self._position()}
 
     def release(self, why: str = "") -> None:
         """Ends it: the local weights stay as they are, and the servers keep nothing. On every worker at the same
         point."""
+        self._require_same_steps("release()")
         self._land()
         self._session.release(self._control)
         self._session.release(self.store)
@@ -334,6 +360,20 @@ class LocalSteps(snapshots.Trainer):
                 raise ValueError("%s: LocalSteps was given %s=%g, and on worker 0 %g: give all workers the same"
                                  % (self._session.label, name, here, there))  # fmt: skip
 
+    def _require_same_steps(self, of: str) -> None:
+        """RuntimeError on all workers if some have taken more steps than others: not all have sent the same weights.
+        `of`: the script's call, which all make. Waits for all workers."""
+        own = np.array([self.step, self.step**2], np.int64)
+        total = np.empty_like(own)
+        what = "for other workers in %s, who take as many steps before: this one has taken %d" % (of, self.step)
+        self._session.wait([self._session.pushpull(self._steps_taken, own, total)], what)
+        workers, (steps, squares) = self._session.num_workers, total.tolist()
+        if squares * workers != steps**2:  # equal only where all are
+            raise RuntimeError(
+                "%s: %s: this worker has taken %d steps, and all %d workers together %d. They must call "
+                "optimizer.step() equally often, and a GradScaler must skip the same steps on all "
+                "(docs/local-steps.md)" % (self._session.label, of, self.step, workers, steps))  # fmt: skip
+
     def _require_same_bits(self, fragment: Sequence[Global]) -> None:
         """P3_CHECK: RuntimeError if another worker's global values differ. Waits for all workers."""
         members = {one.name for one in fragment}
@@ -349,5 +389,6 @@ class LocalSteps(snapshots.Trainer):
 
 
 def merged(local: Any, value: Any, alpha: float) -> Any:
-    """Of arrays or tensors. With an alpha of 0 it is the value, whatever the local weight is."""
-    return value if alpha == 0 else local if alpha == 1 else alpha * local + (1 - alpha) * value
+    """Of arrays or tensors. With an alpha of 0 it is the value, whatever the local weight is. Of equal ones it is that,
+    to the bit."""
+    return value if alpha == 0 else local if alpha == 1 else local + (1 - alpha) * (value - local)

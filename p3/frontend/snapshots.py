@@ -23,6 +23,8 @@ _released = 0  # and so many were released, whom nobody has followed yet
 class Trainer(ABC):
     """Of keys of one job. A snapshot has what it says of itself."""
 
+    kind: str  # what the script calls it
+
     @abstractmethod
     def keys_to_capture(self) -> List[Key]:
         """Those that a snapshot has the servers copy."""
@@ -39,7 +41,7 @@ def take(session: Session, round: int, state: Any) -> None:
     if not session.snapshots.due(round):
         return session.progress.mark(round)
     keys = [key for one in trainers for key in one.keys_to_capture()]
-    own = {"script": state, "optimizers": [one.own_state() for one in trainers]}
+    own = {"script": state, "optimizers": [{**one.own_state(), "kind": one.kind} for one in trainers]}
     session.progress.mark(round)
     session.snapshots.take(round, keys, own)
 
@@ -87,4 +89,9 @@ def _own_of(session: Session, trainer: Trainer) -> Optional[Dict[str, Any]]:
     if number >= len(saved):
         raise ValueError("resume: the snapshot was taken with %d distributed optimizers, and this job makes more"
                          % len(saved))  # fmt: skip
+    of = saved[number].get("kind", trainer.kind)
+    if of != trainer.kind:
+        raise ValueError("resume: number %d of what the snapshot has is a %s, and here it is a %s: go on with the "
+                         "first, or begin anew from a state_dict() of the model"
+                         % (number + 1, of, trainer.kind))  # fmt: skip
     return saved[number]

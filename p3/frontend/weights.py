@@ -31,6 +31,8 @@ from p3.worker.session import Session
 class Weights(snapshots.Trainer):
     """Threads: the script's, one at a time. Errors: those of Session; KeyError for a name that there is not."""
 
+    kind = "set of weights"
+
     def __init__(
         self, session: Session, first: Mapping[str, Any], optimizer: Dict[str, Any],
         compression: Given = None, staleness: Union[int, float] = 0,

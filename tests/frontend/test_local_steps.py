@@ -51,6 +51,7 @@ def test_what_is_not_given_is_as_the_papers_have_it():
     assert Outer.checked(None) == (0.7, 0.9, True)
     assert Outer.checked({"momentum": 0, "lr": 1}).description(True) == {
         "name": "outer_sgd", "momentum": 0.0, "nesterov": False, "multi_precision": False}  # fmt: skip
+    assert Outer.checked({"lr": np.float32(0.5), "momentum": np.float64(0.25)})[:2] == (0.5, 0.25)
     assert (checked_alpha(None, 2), checked_alpha(None, 0), checked_alpha(1, 0)) == (0.5, 0.0, 1.0)
 
 
@@ -59,6 +60,11 @@ def test_a_merge_without_a_share_of_the_local_weight_is_the_value_whatever_that_
     assert merged(local, value, 0.0).tobytes() == value.tobytes()
     assert merged(local, value, 1.0) is local
     assert merged(local, value, 0.25)[2] == 3.5
+
+
+def test_a_merge_of_equal_weights_changes_none():
+    local = np.random.RandomState(0).randn(1000).astype(np.float32)
+    assert all(merged(local, local.copy(), one / 64).tobytes() == local.tobytes() for one in range(65))
 
 
 class OfArrays(LocalSteps):
@@ -130,6 +136,7 @@ def test_the_priority_of_a_fragment_is_its_deadline(setting):
         )
         for _ in range(8):
             trained.after_step()
+        session.pushpull = pushpull
         trained.release()
     order = [("b", -6), ("c", -8), ("a", -10), ("b", -12)]
     assert pushed == (order if setting == "auto" else [(name, 0) for name, _ in order])

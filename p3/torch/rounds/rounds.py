@@ -44,6 +44,8 @@ log = logging.getLogger("p3.torch")
 class Rounds(job.Held, snapshots.Trainer):
     """What stands between one optimizer and the job."""
 
+    kind = "DistributedOptimizer"
+
     _updates_here = True  # the workers update, from the mean gradients
     _guards = True  # nobody else may write to parameters
     _watches_all = False  # all changes that torch does not count are found, in every step
