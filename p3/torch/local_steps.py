@@ -10,9 +10,13 @@ Behind each step p3/frontend/local_steps.py, which has the algorithm, sends what
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pickle
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
+import types
+from typing import (
+    Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, NoReturn, Optional, Sequence, Set, Tuple, Union,
+)  # fmt: skip
 
 import numpy as np
 import torch
@@ -21,7 +25,7 @@ from p3.codecs import Ways
 from p3.errors import ConfigError
 from p3.frontend import local_steps, snapshots
 from p3.frontend.compression import Compression
-from p3.frontend.fragments import Schedule
+from p3.frontend.fragments import Schedule, packed
 from p3.frontend.local_steps import Outer, checked_alpha, merged
 from p3.plan import choices, combinations
 from p3.settings import Settings
@@ -73,7 +77,7 @@ def LocalSteps(  # a class to its users
                          "and make a new one")  # fmt: skip
     schedule = Schedule.checked(every, fragments, delay)
     share, of_servers = checked_alpha(alpha, schedule.delay), Outer.checked(outer)
-    models = [model] if isinstance(model, torch.nn.Module) else list(model)
+    models = [model] if isinstance(model, torch.nn.Module) or not isinstance(model, Iterable) else list(model)
     for one in models:
         require_model(one, "LocalSteps")
     ways = _ways(codec)
@@ -81,14 +85,17 @@ def LocalSteps(  # a class to its users
     shared = _shared(optimizer, models)
     optimizer._p3_local = _Shared(optimizer, models, shared, schedule, of_servers, share, ways, strided)
     kind = type(optimizer)
-    optimizer.__class__ = type(kind.__name__, (_Local, kind), {"__module__": kind.__module__})
+    content = {"__module__": kind.__module__, "step": _as_shared(kind.step)}
+    optimizer.__class__ = type(kind.__name__, (_Local, kind), content)
+    if "step" in vars(optimizer):  # a learning rate scheduler has bound the old one
+        optimizer.step = types.MethodType(_as_shared(_without_self(optimizer.step)), optimizer)
     return optimizer
 
 
 class _Local:
     """What such an optimizer has beside the methods of its class. Threads: as any torch optimizer, one."""
 
-    _p3_local: _Shared
+    _p3_local: Union[_Shared, _Ended]
 
     def synchronize(self) -> None:
         """Waits for all exchanges under way, which are merged when their time comes."""
@@ -110,7 +117,6 @@ class _Local:
         """Rank 0's parameters and buffers become all workers', and the global ones: on every worker at the same point,
         as behind model.load_state_dict() of a pretrained model. Momentum stays."""
         self._p3_local.broadcast()
-        self._p3_local.control.broadcast()
 
     def stats(self) -> Dict[str, float]:
         """step: this worker's; merges: of fragments; waits: how many of them came before the values, and waited_s: for
@@ -125,21 +131,64 @@ class _Local:
     def state_dict(self) -> Dict[str, Any]:
         """In torch's own layout, which the plain optimizer loads, with "local_steps" beside it: the position in the
         schedule, global weights and outer momentum. Waits for what is under way, and for the servers."""
-        return {**super().state_dict(), "local_steps": self._p3_local.outer_tensors()}
+        return self._p3_local.with_outer(super().state_dict())
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Takes over what state_dict() of this gave, each worker its own, or of the plain optimizer, which leaves
         schedule, global weights and momentum as they are; on every worker at the same point. Load the model as well,
         in any order, but behind LocalSteps."""
-        super().load_state_dict({name: value for name, value in state_dict.items() if name != "local_steps"})
-        if "local_steps" in state_dict:
-            self._p3_local.load_outer_tensors(state_dict["local_steps"])
+        of_torch = {name: value for name, value in state_dict.items() if name != "local_steps"}
+        self._p3_local.load(functools.partial(super().load_state_dict, of_torch), state_dict.get("local_steps"))
 
     def __reduce_ex__(self, _protocol: Any) -> NoReturn:
         raise pickle.PicklingError("an optimizer with LocalSteps cannot be copied or saved: save its state_dict()")
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         raise ValueError("add_param_group comes before LocalSteps: wrap the optimizer when it has all groups")
+
+
+def _as_shared(step: Callable) -> Callable:
+    """A step() that does what `step` does and then, once, what LocalSteps does behind one: also where one calls
+    another, as a class's own that of its base. Behind release() it is `step` alone; a scheduler may still have it."""
+
+    @functools.wraps(step)  # a GradScaler looks at the signature
+    def of_shared(optimizer: torch.optim.Optimizer, *arguments: Any, **keywords: Any) -> Any:
+        shared = getattr(optimizer, "_p3_local", None)
+        if shared is None:
+            return step(optimizer, *arguments, **keywords)
+        return shared.take_step(functools.partial(step, optimizer), *arguments, **keywords)
+
+    of_shared.hooked = True  # `step` calls the script's hooks
+    return of_shared
+
+
+def _without_self(bound: Callable) -> Callable:
+    @functools.wraps(bound)  # with a scheduler's mark
+    def step(_optimizer: torch.optim.Optimizer, *arguments: Any, **keywords: Any) -> Any:
+        return bound(*arguments, **keywords)
+
+    return step
+
+
+class _Ended:
+    """In the place of an optimizer's _Shared whose parameters another one has taken over. What needs no job is torch's
+    own again."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, kind: type, why: str) -> None:
+        self._optimizer, self._kind, self._why = optimizer, kind, why
+
+    def release(self) -> None:
+        self._optimizer.__class__ = self._kind
+        del self._optimizer._p3_local
+
+    def with_outer(self, content: Dict[str, Any]) -> Dict[str, Any]:
+        return content
+
+    def load(self, load: Callable[[], None], _content: Optional[Mapping[str, Any]]) -> None:
+        load()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise RuntimeError("this optimizer was released: %s" % self._why)
 
 
 class Parameter(NamedTuple):
@@ -154,12 +203,15 @@ class _Shared(job.Held, local_steps.LocalSteps):
                  shared: List[Parameter], schedule: Schedule, outer: Outer, alpha: float, ways: Ways,
                  strided: bool) -> None:  # fmt: skip
         self._optimizer, self._kind, self._shared = optimizer, type(optimizer), {one.name: one for one in shared}
-        _release_former(shared)
+        self._is_stepping = self._shows_global = False
+        self._places = _places(models, shared)
         layers: Dict[str, List[str]] = {}
         for name in self._shared:
             layers.setdefault(name.rpartition(".")[0], []).append(name)
-        settings = Settings.from_env(os.environ)
-        super().__init__(job.current(), list(layers.values()), schedule, outer, alpha, ways, strided, settings)
+        packed([1] * len(layers), schedule.fragments)  # a refusal leaves the former one as it was
+        settings, session = Settings.from_env(os.environ), job.current()
+        _release_former(shared)
+        super().__init__(session, list(layers.values()), schedule, outer, alpha, ways, strided, settings)
         for one in shared:
             trained.names[one.tensor] = one.name  # so that they are no frozen weights
         self.control = Control(self._session, models)
@@ -171,11 +223,58 @@ class _Shared(job.Held, local_steps.LocalSteps):
             with torch.no_grad():
                 for name, one in self._shared.items():
                     one.tensor.copy_(resumed["weights"][name])
-        self._hook = optimizer.register_step_post_hook(lambda *_ignored: self.after_step())
+        _living.add(self)
 
     @property
     def parameters(self) -> List[Parameter]:
         return list(self._shared.values())
+
+    # Steps
+
+    def take_step(self, step: Callable, *arguments: Any, **keywords: Any) -> Any:
+        """`step` is the optimizer's own, or a scheduler's that calls that."""
+        if self._is_stepping:
+            return step(*arguments, **keywords)
+        self._before_step()
+        self._is_stepping = True
+        try:
+            result = step(*arguments, **keywords)
+        finally:
+            self._is_stepping = False
+        self.after_step()
+        return result
+
+    @torch.compiler.disable
+    def _before_step(self) -> None:
+        self._require_own_weights("optimizer.step()")
+        for name, (module, attribute, dtype, shape) in self._places.items():
+            tensor = self._shared[name].tensor
+            if module._parameters.get(attribute) is not tensor:
+                raise RuntimeError("parameter %s of the model is another tensor than at LocalSteps, which the "
+                                   "optimizer does not train: load with assign=False, or assign before you make the "
+                                   "optimizer" % name)  # fmt: skip
+            if tensor.dtype != dtype or tensor.shape != shape:
+                raise RuntimeError("parameter %s is %s of shape %s, and was %s of shape %s at LocalSteps: change the "
+                                   "model before you make the optimizer"
+                                   % (name, tensor.dtype, tuple(tensor.shape), dtype, tuple(shape)))  # fmt: skip
+
+    @torch.compiler.disable
+    def after_step(self) -> None:
+        super().after_step()
+
+    def _require_own_weights(self, of: str) -> None:
+        if self._shows_global:
+            raise RuntimeError("%s within global_weights(), behind which the parameters become this worker's own "
+                               "again, and it would be lost: leave the with block before" % of)  # fmt: skip
+
+    def take_global(self) -> None:
+        self._require_own_weights("take_global()")
+        super().take_global()
+
+    def broadcast(self) -> None:
+        self._require_own_weights("broadcast()")
+        super().broadcast()
+        self.control.broadcast()
 
     # Local weights
 
@@ -195,29 +294,40 @@ class _Shared(job.Held, local_steps.LocalSteps):
 
     @contextlib.contextmanager
     def global_weights(self) -> Iterator[None]:
+        self._require_own_weights("global_weights()")
         values, own = self.values(), {name: one.tensor.detach().clone() for name, one in self._shared.items()}
+        self._shows_global = True
         try:
             for name, value in values.items():
                 self.merge(name, value, 0.0)
             yield
         finally:
+            self._shows_global = False
             with torch.no_grad():
                 for name, one in self._shared.items():
                     one.tensor.copy_(own[name])
 
     # Saved and loaded
 
-    def outer_tensors(self) -> Dict[str, Any]:
-        content = self.outer_state()
-        tensors = {part: {name: torch.from_numpy(array) for name, array in content[part].items()} for part in _ARRAYS}
-        return {**content, **tensors}
+    def with_outer(self, content: Dict[str, Any]) -> Dict[str, Any]:
+        outer = self.outer_state()
+        tensors = {part: {name: torch.from_numpy(array) for name, array in outer[part].items()} for part in _ARRAYS}
+        return {**content, "local_steps": {**outer, **tensors}}
 
-    def load_outer_tensors(self, content: Mapping[str, Any]) -> None:
-        self.load_outer_state({**content, **{part: {name: tensor.detach().to("cpu").contiguous().numpy()
-                                                    for name, tensor in content[part].items()}
-                                             for part in _ARRAYS}})  # fmt: skip
+    def load(self, load: Callable[[], None], content: Optional[Mapping[str, Any]]) -> None:
+        """`load`: what is torch's own. `content`: of with_outer(), if there is any."""
+        self._require_own_weights("load_state_dict()")
+        if content is not None:
+            content = {**content, **{part: {name: tensor.detach().to("cpu").contiguous().numpy()
+                                            for name, tensor in content[part].items()}
+                                     for part in _ARRAYS}}  # fmt: skip
+            self.require_state_fits(content)
+        load()
+        if content is not None:
+            self.load_outer_state(content)
 
     def own_state(self) -> Dict[str, Any]:
+        self._require_own_weights("snapshot()")
         return {
             **super().own_state(),
             "weights": {name: one.tensor for name, one in self._shared.items()},
@@ -231,10 +341,17 @@ class _Shared(job.Held, local_steps.LocalSteps):
         self._session.release(self.control.store)
         for one in self._shared.values():
             del trained.names[one.tensor]
-        self._hook.remove()
-        self._optimizer.__class__ = self._kind
-        del self._optimizer._p3_local
+        _living.discard(self)
+        if why:
+            self._optimizer._p3_local = _Ended(self._optimizer, self._kind, why)
+        else:
+            self._optimizer.__class__ = self._kind
+            del self._optimizer._p3_local
 
+
+# Until release(), whatever becomes of the optimizer: all workers release a former one at the same point, and the
+# garbage collector has its own time on each.
+_living: Set[_Shared] = set()
 
 _ARRAYS = ("global", "exact", "momentum")  # of outer_state()
 
@@ -271,6 +388,9 @@ def _require_together(optimizer: torch.optim.Optimizer, ways: Ways, others: Mapp
     chosen = [asked[name].said("%s=%.100r" % (name, value)) for name, value in others.items() if value]
     chosen += [choices.of_compression(ways.up), choices.of_value_compression(ways.down)]
     chosen += [choices.FACTORS] * any(map(is_factored, parameters_of(optimizer)))
+    if choices.LOW_RANK in chosen:
+        raise ValueError("LocalSteps: codec lowrank is for gradients, and what travels are differences of weights: "
+                         "take 'topk' or 'int4'")  # fmt: skip
     combinations.require("LocalSteps", choices.LOCAL_STEPS, *chosen)
 
 
@@ -281,9 +401,17 @@ def _shared(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module])
     return [Parameter(name, tensor) for tensor, name in names.items() if tensor in own and tensor.numel() > 0]
 
 
+def _places(models: Sequence[torch.nn.Module], shared: Sequence[Parameter]) -> Dict[str, Tuple]:
+    """Where the model has each, by its name, and of which type and shape."""
+    names = {one.tensor: one.name for one in shared}
+    return {names[tensor]: (module, attribute, tensor.dtype, tensor.shape)
+            for model in models for module in model.modules()
+            for attribute, tensor in module._parameters.items() if tensor in names}  # fmt: skip
+
+
 def _release_former(shared: Sequence[Parameter]) -> None:
     """Whoever has trained one of these parameters until now."""
     tensors = {one.tensor for one in shared}
     for former in snapshots.living():
         if any(one.tensor in tensors for one in former.parameters):
-            former.release("LocalSteps has taken over its parameters")
+            former.release("LocalSteps has taken over its parameters: call that one's methods")

@@ -4,6 +4,7 @@ References train all workers' models here, in one process of plain torch, as the
 """
 
 import copy
+import gc
 import os
 import signal
 import sys
@@ -308,7 +309,89 @@ def normalized():
           % (RANK, digest(model.parameters()), digest([model[1].running_mean])))  # fmt: skip
 
 
+def untrained(nesterov):
+    """Gradients of zero: all workers send the weights that they have been given."""
+    model, first = made(), made()
+    given = {"momentum": 0.9, "nesterov": nesterov == "1"}
+    optimizer = p3.torch.LocalSteps(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1, outer=given)
+    for step in range(200):
+        optimizer.step()
+        assert has_bits_of(model, first), step
+    print("worker %d has not moved" % RANK)
+
+
+def dropped():
+    """Rank 0 collects garbage behind the first of two, which nobody has released."""
+    gc.disable()
+    model = made()
+    for _ in range(2):
+        optimizer = p3.torch.LocalSteps(OPTIMIZERS["sgd"](model.parameters()), model, every=4)
+        for step in range(8):
+            take(model, optimizer, RANK, step)
+        optimizer.take_global()
+        del optimizer
+        if RANK == 0:
+            gc.collect()
+    print("worker %d has gone on" % RANK)
+
+
+def uneven(folder, of):
+    """Worker 1 leaves out a step, as a scaler does; then `of`."""
+    model = made()
+    optimizer = p3.torch.LocalSteps(OPTIMIZERS["sgd"](model.parameters()), model, every=4, delay=2)
+    for step in range(8 - RANK):
+        take(model, optimizer, RANK, step)
+    try:
+        p3.torch.snapshot(8) if of == "snapshot" else getattr(optimizer, of)()
+    except RuntimeError as error:
+        print(error, flush=True)
+    else:
+        raise AssertionError("%s() has said nothing" % of)
+    open(os.path.join(folder, "told %d" % RANK), "w").close()
+    while not all(os.path.exists(os.path.join(folder, "told %d" % one)) for one in range(SIZE)):
+        time.sleep(0.01)  # or the job would end before the other has been told
+
+
+def ends_early():
+    """Worker 1 takes a step less, and worker 0 waits for its weights in the last one."""
+    model = made()
+    optimizer = p3.torch.LocalSteps(OPTIMIZERS["sgd"](model.parameters()), model, every=4)
+    for step in range(8 - RANK):
+        take(model, optimizer, RANK, step)
+    if RANK == 1:
+        time.sleep(8)  # longer than worker 0 waits
+
+
+def scaled():
+    """As docs/local-steps.md has it, worker 1 has a step that its scaler leaves out, and no worker takes it."""
+    model, scaler = made(), torch.amp.GradScaler("cpu", init_scale=16.0)
+    optimizer = p3.torch.LocalSteps(OPTIMIZERS["sgd"](model.parameters()), model, every=4)
+    for step in range(8):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, RANK, step)).backward()
+        if step == 2 and RANK == 1:
+            model[0].weight.grad[0, 0] = float("inf")
+        scaler.unscale_(optimizer)
+        finite = all(one.grad.isfinite().all() for one in model.parameters() if one.grad is not None)
+        left_out = p3.torch.all_reduce(torch.tensor([0.0 if finite else 1.0]))
+        if left_out.item() == 0:
+            scaler.step(optimizer)
+        scaler.update()
+    optimizer.take_global()
+    print("worker %d has taken %d steps, %s" % (RANK, optimizer.stats()["step"], digest(model.parameters())))
+
+
 # Saved and loaded
+
+
+def saves(wrapper):
+    """Four steps, with snapshots."""
+    p3.torch.resume()
+    model, given = made(), {"every": 4} if wrapper == "LocalSteps" else {}
+    optimizer = getattr(p3.torch, wrapper)(OPTIMIZERS["sgd"](model.parameters()), model, **given)
+    for step in range(4):
+        take(model, optimizer, RANK, step, clips=wrapper == "LocalSteps")
+        p3.torch.snapshot(step + 1)
 
 
 def _optimizer_of(model, codec, kind="adamw"):

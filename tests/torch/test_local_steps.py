@@ -114,6 +114,45 @@ def test_workers_with_other_schedules_are_told_so():
     assert "LocalSteps was given every=5, and on worker 0 4: give all workers the same" in output, output
 
 
+@pytest.mark.parametrize("workers, nesterov", [(3, 1), (7, 1), (3, 0)])
+def test_weights_that_nobody_trains_stay_to_the_bit(workers, nesterov):
+    assert run(workers, "untrained", nesterov).count("has not moved") == workers
+
+
+def test_a_dropped_one_is_there_until_its_parameters_are_taken_over():
+    """Whenever the garbage collector comes, on each worker."""
+    assert run(2, "dropped", P3_WAIT_TIMEOUT_S="10").count("has gone on") == 2
+
+
+@pytest.mark.parametrize("of", ["take_global", "release", "snapshot"])
+def test_workers_that_have_taken_more_steps_than_others_are_told_so(tmp_path, of):
+    variables = {"P3_SNAPSHOT_DIR": str(tmp_path), "P3_SNAPSHOT_EVERY": "1"} if of == "snapshot" else {}
+    _, output = jobs.run_p3(2, 2, script("uneven", tmp_path, of), **variables)
+    for taken in (7, 8):
+        assert "%s(): this worker has taken %d steps, and all 2 workers together 15." % (of, taken) in output, output
+
+
+def test_who_waits_for_the_weights_of_a_worker_that_has_ended_is_told_about_steps():
+    status, output = jobs.run_p3(2, 2, script("ends_early"), P3_WAIT_TIMEOUT_S="4")
+    assert status != 0
+    assert "All workers must take the same number of local steps; this one has taken 8" in output, output
+
+
+@pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="torch has none for the CPU before 2.3")
+def test_workers_leave_out_the_same_steps_by_a_sum_of_what_their_scalers_have_found():
+    found = re.findall(r"has taken 7 steps, (\w+)", run(2, "scaled"))
+    assert len(found) == 2 and len(set(found)) == 1, found
+
+
+@pytest.mark.parametrize("first", ["LocalSteps", "DistributedOptimizer"])
+def test_a_snapshot_of_the_other_optimizer_is_refused_by_name(tmp_path, first):
+    then = "DistributedOptimizer" if first == "LocalSteps" else "LocalSteps"
+    variables = {"P3_SNAPSHOT_DIR": str(tmp_path), "P3_SNAPSHOT_EVERY": "2"}
+    run(1, "saves", first, **variables)
+    status, output = jobs.run_p3(1, 2, script("saves", then), **variables)
+    assert status != 0 and "number 1 of what the snapshot has is a %s, and here it is a %s" % (first, then) in output
+
+
 # One worker, in this process
 
 
@@ -149,6 +188,7 @@ def made():
     ({"outer": 0.7}, "outer is 0.7; it must be a dict"),
     ({"codec": "int5"}, "codec: .*int5"),
     ({"codec": lambda name, shape: None}, "codec is a function"),
+    ({"codec": {"type": "lowrank", "rank": 2}}, "LocalSteps: codec lowrank is for gradients, .*take 'topk' or 'int4'"),
     ({"codec": {"type": "dgc"}}, "local steps and dgc exclude each other: .*topk"),
     ({"staleness": 2}, "local steps and staleness .*exclude each other: .*larger delay"),
     ({"synchronous": True}, "local steps and .*synchronous=True.* exclude each other: .*Leave it out"),
@@ -182,6 +222,119 @@ def test_it_is_one_optimizer_or_the_other(made):
     step(model, taken_over)
     with pytest.raises(RuntimeError, match="LocalSteps has taken over"):
         distributed.step()
+
+
+@pytest.mark.parametrize("wrapper", ["LocalSteps", "DistributedOptimizer"])
+def test_who_has_lost_its_parameters_to_another_says_so(made, wrapper):
+    model = small_model()
+    former = made(model)
+    schedule = torch.optim.lr_scheduler.StepLR(former, 1)
+    given = {"every": 3} if wrapper == "LocalSteps" else {}
+    taker = getattr(p3.torch, wrapper)(sgd(model), model, **given)
+    step(model, taker)
+    for call in (former.step, former.take_global, former.stats):
+        with pytest.raises(RuntimeError, match="this optimizer was released: .*taken over .*call that one's methods"):
+            call()
+    former.load_state_dict(former.state_dict())  # torch's own
+    taker.release()
+    former.release()
+    assert type(former) is torch.optim.SGD
+    step(model, former)
+    schedule.step()
+
+
+def test_a_refused_one_leaves_the_former_as_it_was(made):
+    model = small_model()
+    former = made(model)
+    with pytest.raises(ValueError, match="fragments is 3"):
+        p3.torch.LocalSteps(sgd(model), model, every=4, fragments=3)
+    step(model, former)
+    assert former.stats()["step"] == 1
+
+
+def test_what_is_no_model_is_refused_with_what_it_takes(made):
+    model = small_model()
+    with pytest.raises(ValueError, match="LocalSteps takes a torch.nn.Module or several, not a NoneType"):
+        p3.torch.LocalSteps(sgd(model), None, every=4)
+
+
+def test_a_step_counts_once_however_it_is_called(made):
+    class Own(torch.optim.SGD):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    Own([torch.zeros(1)], lr=0.1)  # torch has wrapped both by now
+    torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    model, calls = small_model(), []
+    plain = Own(model.parameters(), lr=0.1)
+    before = torch.optim.lr_scheduler.StepLR(plain, 1, 0.5)
+    optimizer = p3.torch.LocalSteps(plain, model, every=4)
+    after = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4)).square().sum()
+        loss.backward()
+        return loss
+
+    for number in (1, 2):
+        assert optimizer.step(closure).requires_grad
+        before.step()
+        after.step()
+        assert optimizer.stats()["step"] == number
+        optimizer.load_state_dict(optimizer.state_dict())  # torch wraps step() again
+    optimizer.release()
+    optimizer.step(closure)  # plain, by the wrapper that the scheduler has made
+    again = p3.torch.LocalSteps(optimizer, model, every=4)
+    again.step(closure)
+    assert again.stats()["step"] == 1
+    again.release()
+    hooked = made(small_model())
+    hooked.register_step_post_hook(lambda *_: calls.append(1))
+    hooked.load_state_dict(hooked.state_dict())
+    hooked.step()
+    assert len(calls) == 1
+
+
+def test_a_compiled_step_is_a_step(made):
+    model, plain = small_model(), small_model()
+    optimizer, reference = made(model, every=2, outer={"lr": 1.0, "momentum": 0.0}), sgd(plain)
+    compiled = torch.compile(optimizer.step, backend="eager")
+    for _ in range(4):
+        step(plain, reference)
+        backward(model)
+        compiled()
+        optimizer.zero_grad()
+    assert optimizer.stats()["step"] == 4
+    for one, two in zip(model.parameters(), plain.parameters()):
+        torch.testing.assert_close(one, two)
+
+
+def test_nothing_is_lost_within_global_weights(made):
+    model = small_model()
+    optimizer = made(model)
+    state = optimizer.state_dict()
+    with optimizer.global_weights():
+        for call in (optimizer.step, optimizer.take_global, optimizer.broadcast,
+                     lambda: optimizer.load_state_dict(state)):  # fmt: skip
+            with pytest.raises(RuntimeError, match="within global_weights.*leave the with block before"):
+                call()
+    assert optimizer.stats()["step"] == 0
+    step(model, optimizer)
+    assert optimizer.stats()["step"] == 1
+
+
+def test_a_model_that_was_changed_behind_it_is_an_error_that_names_the_parameter(made):
+    model = small_model()
+    optimizer = made(model)
+    model.double()
+    with pytest.raises(RuntimeError, match="parameter 0.weight is torch.float64 .*was torch.float32"):
+        optimizer.step()
+    model.float()
+    optimizer.step()
+    model.load_state_dict(small_model().state_dict(), assign=True)
+    with pytest.raises(RuntimeError, match="parameter 0.weight of the model is another tensor .*assign=False"):
+        optimizer.step()
 
 
 def test_factors_are_refused(made):
@@ -263,6 +416,18 @@ def test_a_state_of_another_model_is_refused(made):
     content = {**optimizer.state_dict(), "local_steps": made(other).state_dict()["local_steps"]}
     with pytest.raises(ValueError, match="of another model: 2.bias is in one of them only"):
         optimizer.load_state_dict(content)
+
+
+def test_a_state_of_other_shapes_is_refused_before_anything_is_loaded(made):
+    model = small_model()
+    optimizer = made(model)
+    step(model, optimizer)
+    before, content = optimizer.state_dict(), optimizer.state_dict()
+    content["local_steps"]["global"]["0.bias"] = torch.zeros(7)
+    content["param_groups"][0]["lr"] = 5.0
+    with pytest.raises(ValueError, match=r"of another model: there 0.bias has the shape \(7,\), here"):
+        optimizer.load_state_dict(content)
+    assert optimizer.param_groups[0]["lr"] == before["param_groups"][0]["lr"] != 5.0
 
 
 def test_weights_that_the_script_loads_become_global_ones_by_broadcast(made):
