@@ -1,5 +1,6 @@
-# The arithmetic of low-rank compression that has to give the same bits on every worker (src/numeric/products/low_rank.h). Matrices
-# are float32, in C order; ValueError if one has another number of bytes than its shape.
+# The arithmetic of low-rank compression that has to give the same bits on every worker
+# (src/numeric/products/low_rank.h). Matrices are float32, in C order; ValueError if one has another number of bytes than
+# its shape.
 
 
 cdef take_matrix(what, memory, Py_buffer* view, Py_ssize_t elements, int flags):

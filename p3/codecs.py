@@ -42,6 +42,11 @@ class Codec(NamedTuple):
     encodes_values: bool  # it can encode what comes back from a server: a sum, or the change of a value
     is_of_matrices: bool = False  # it encodes no slices, but sends two thin matrices in the place of one
 
+    @property
+    def comes_back_by_itself(self) -> bool:
+        """What comes back is in it, too, as steps and thin matrices are."""
+        return not self.encodes_values
+
     def complete(self, **given: Any) -> Dict[str, Any]:
         """A compression with the standard values of what is not given."""
         return {"type": self.name, **{option.name: option.standard for option in self.options}, **given}
@@ -122,8 +127,7 @@ class Ways(NamedTuple):
         if isinstance(given, str):
             both = _complete(given)
             codec = of(both)
-            comes_back_by_itself = codec is not None and not codec.encodes_values  # as steps and thin matrices do
-            return cls(both, None if comes_back_by_itself else both)
+            return cls(both, None if codec is not None and codec.comes_back_by_itself else both)
         if isinstance(given, dict) and given and set(given) <= {"up", "down"}:
             return cls(_complete(given.get("up")), _complete(given.get("down")))
         return cls(_complete(given))

@@ -172,18 +172,18 @@ class Agreement:
             self._named.add(str(message["name"]))
         cut = Cut(slice=key_plan.NORM_ELEMENTS) if message["norm"] else self._strategy.of(message["name"])
         elements, whole = math.prod(shape), cut.slice or self._slice_elements
-        turns = len(cut.servers or self._servers)
-        partitions: int = turns if self._partitions == "auto" else self._partitions
+        servers = cut.servers or ()
+        partitions: int = len(servers or self._servers) if self._partitions == "auto" else self._partitions
         plan = KeyPlan(
             wire_key=self._wire_keys,
             dtype=message["dtype"],
             elements=elements,
-            first_slice=self._slices.get(cut.servers or (), 0),
+            first_slice=self._slices.get(servers, 0),
             slice_elements=key_plan.even_slices(elements, whole) if message["gathered"] else whole,
             row_elements=math.prod(shape[1:]) if is_sparse else 0,
             partitions=max(1, min(partitions, shape[0])) if is_sparse else 0,
             parts=len(self._workers) if message["gathered"] else 0,
-            servers=cut.servers or (),
+            servers=servers,
             **self._axes(message)._asdict(),
         )
         problem = combinations.contradiction(plan)

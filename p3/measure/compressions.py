@@ -54,8 +54,8 @@ class Compression(NamedTuple):
     def options(self) -> Dict[str, Optional[Dict[str, Any]]]:
         """Of a store. Steps, as of dgc, and thin matrices, as of lowrank, come back by themselves."""
         up, down = _option(self.up), _option(self.down)
-        comes_back_by_itself = up is not None and not codecs.of(up).encodes_values
-        return {"compression": up, "value_compression": None if comes_back_by_itself else down}
+        comes_back = up is not None and codecs.of(up).comes_back_by_itself
+        return {"compression": up, "value_compression": None if comes_back else down}
 
     @property
     def of_torch(self) -> Dict[str, Any]:

@@ -72,6 +72,24 @@ class Strategy(NamedTuple):
         return "the strategy" + (" " + self.path if self.path else "")
 
 
+class Turns:
+    """Whose each slice is, where all that have the same servers go to these in turn."""
+
+    def __init__(self, num_servers: int) -> None:
+        self._all = tuple(range(num_servers))
+        self._taken: Dict[Tuple[int, ...], int] = {}
+
+    def servers(self, cut: Cut) -> Tuple[int, ...]:
+        return cut.servers or self._all
+
+    def next(self, cut: Cut) -> int:
+        """The server of the next slice."""
+        servers = self.servers(cut)
+        number = self._taken.get(servers, 0)
+        self._taken[servers] = number + 1
+        return servers[number % len(servers)]
+
+
 def of_job(path: Optional[str], num_servers: int) -> Strategy:
     """P3_STRATEGY's. ConfigError if it cannot be read, is none, or is for more servers."""
     if path is None:

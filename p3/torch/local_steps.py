@@ -30,6 +30,7 @@ from p3.frontend.local_steps import Outer, checked_alpha, merged
 from p3.plan import choices, combinations
 from p3.settings import Settings
 from p3.torch.parameters import trained
+from p3.torch.parameters.arrays import DTYPES, master_type
 from p3.torch.requirements import is_factored, parameters_of, require_model, require_parameters
 from p3.torch.rounds.control import Control
 from p3.torch.rounds.forward import named_parameters
@@ -280,11 +281,11 @@ class _Shared(job.Held, local_steps.LocalSteps):
 
     def shape_and_type(self, name: str) -> Tuple[Tuple[int, ...], str]:
         tensor = self._shared[name].tensor
-        return tuple(tensor.shape), "float64" if tensor.dtype == torch.float64 else "float32"
+        return tuple(tensor.shape), DTYPES[master_type(tensor)]
 
     def local(self, name: str) -> np.ndarray:
         tensor = self._shared[name].tensor
-        return tensor.detach().to("cpu", _type_of_global(tensor)).contiguous().numpy()
+        return tensor.detach().to("cpu", master_type(tensor)).contiguous().numpy()
 
     def merge(self, name: str, value: np.ndarray, alpha: float) -> None:
         tensor = self._shared[name].tensor
@@ -354,11 +355,6 @@ class _Shared(job.Held, local_steps.LocalSteps):
 _living: Set[_Shared] = set()
 
 _ARRAYS = ("global", "exact", "momentum")  # of outer_state()
-
-
-def _type_of_global(tensor: torch.Tensor) -> torch.dtype:
-    """Half precision has a float32 one: a step of the outer optimizer may be less than such a weight can show."""
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def _ways(codec: Any) -> Ways:

@@ -9,7 +9,7 @@ import torch
 from p3.frontend import states as states_of_servers
 from p3.plan import choices, combinations
 from p3.torch import rules
-from p3.torch.parameters.arrays import in_memory_order, like
+from p3.torch.parameters.arrays import in_memory_order, like, master_type
 from p3.torch.parameters.parameter import Parameter
 from p3.worker.session import Session
 
@@ -111,5 +111,4 @@ def _initial(parameter: Parameter) -> torch.Tensor:
 
 
 def _dtype(parameter: Parameter) -> torch.dtype:
-    """Half precision is updated in float32."""
-    return torch.float64 if parameter.tensor.dtype == torch.float64 else torch.float32
+    return master_type(parameter.tensor)

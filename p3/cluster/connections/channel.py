@@ -230,17 +230,21 @@ class Stream:
         except (asyncio.IncompleteReadError, OSError):
             return None
 
+    @property
+    def _is_open(self) -> bool:
+        return not self._finished and not self._writer.transport.is_closing()
+
     def send(self, message: dict) -> None:
         """Queues the message and returns at once; drops it if the connection has ended, which receive() reports.
 
         A peer that reads nothing is cut off before it fills our memory.
         """
-        if not self._finished and not self._writer.transport.is_closing():
+        if self._is_open:
             self.send_encoded(messages.encode(message))
 
     def send_encoded(self, message: bytes) -> None:
         """The same of one that messages.encode() has made, for all who get the same."""
-        if self._finished or self._writer.transport.is_closing():
+        if not self._is_open:
             return
         self._writer.write(message)
         if self._writer.transport.get_write_buffer_size() > 4 * messages.MAX_BYTES:
@@ -252,7 +256,7 @@ class Stream:
 
         Closing while the peer's bytes are unread would reset the connection, and destroy our last message with it.
         """
-        if not self._finished and not self._writer.transport.is_closing():
+        if self._is_open:
             try:
                 self._writer.write_eof()
             except OSError:  # the peer has reset the connection, and asyncio has not noticed yet

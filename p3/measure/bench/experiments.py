@@ -43,7 +43,6 @@ def _replayed() -> Tuple[str, ...]:
 
 # Options, as command.py has them.
 _PLACE = ("hosts", "rate", "rates", "hostfile", "delay")
-_SEARCH_S = 10.0  # as `p3 plan` takes, for each model
 _COURSE = ("iterations", "warmup", "repeats", "timeout", "out")
 _REPLAYED = (
     "models", "jitter", "optimizer", "release", "clip", "compute", "slice_elements", "stores", "size", *_PLACE, *_COURSE
@@ -177,6 +176,7 @@ def staleness(options: Namespace) -> List[Configuration]:
 def plan(options: Namespace) -> List[Configuration]:
     """Without a strategy, and with those of `p3 plan`; unless told, the last of the links has half the rate."""
     _need_rate(options)
+    from p3.measure.planning import BUDGET_S
     from p3.measure.planning.search import Search
     from p3.measure.simulate.setting import Setting, links
 
@@ -188,7 +188,7 @@ def plan(options: Namespace) -> List[Configuration]:
             models.load(model, one.size), one.compute_s, links(one.hosts, *rates, delay_ms=one.delay_ms or 0.05),
             slice_elements=one.slice_elements, clip="none" if one.clip is None else "norm", release=one.release,
         ))  # fmt: skip
-        tried = {"none": search.without(), "proportional": search.proportional(), "found": search.best(_SEARCH_S)}
+        tried = {"none": search.without(), "proportional": search.proportional(), "found": search.best(BUDGET_S)}
         made += [
             one._replace(
                 label=f"strategy {name}", strategy=name, predicted_s=round(its.seconds, 6),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import List, Sequence, Tuple
 
 from p3.measure.simulate.setting import Setting
@@ -63,7 +65,7 @@ def _in_units(shares: Sequence[float]) -> List[int]:
 def turns(shares: Sequence[int]) -> Tuple[int, ...]:
     """Servers in an order in which each comes as often as its share says, as evenly spread as can be, and not longer
     than it must be."""
-    divisor = _common_divisor(shares)
+    divisor = functools.reduce(math.gcd, shares)
     each = [share // divisor for share in shares]
     total, credit, made = sum(each), [0] * len(each), []
     for _ in range(total):
@@ -78,11 +80,3 @@ def strategy(setting: Setting, shares: Sequence[int], slice_elements: int) -> St
     """With the fields that differ from what the job does without one."""
     is_equal, is_usual = len(set(shares)) == 1, slice_elements == setting.elements_of_a_slice
     return Strategy(Cut(None if is_equal else turns(shares), None if is_usual else slice_elements))
-
-
-def _common_divisor(numbers: Sequence[int]) -> int:
-    found = 0
-    for number in numbers:
-        while number:
-            found, number = number, found % number
-    return found

@@ -14,6 +14,7 @@ from typing import List
 
 from p3.errors import ConfigError
 from p3.measure.arguments import number
+from p3.measure.planning import BUDGET_S
 from p3.measure.simulate import options as given
 from p3.settings import Settings
 
@@ -27,7 +28,7 @@ def add_parser(commands) -> None:
         "--strategy`. Whatever it finds, training has the same mathematics. Takes the options of `p3 simulate`.",
     )
     given.add_options(parser)
-    parser.add_argument("--budget", type=number(0, 1e6), default=10.0, metavar="S",
+    parser.add_argument("--budget", type=number(0, 1e6), default=BUDGET_S, metavar="S",
                         help="seconds for the search (default %(default)g)")
     parser.add_argument("--price", type=number(0, 1e9), metavar="P", help="of a host for an hour: what 1000 steps cost")
     parser.add_argument("--out", metavar="FILE", help="write the strategy to FILE")

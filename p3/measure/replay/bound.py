@@ -31,7 +31,7 @@ import argparse
 import itertools
 import math
 import sys
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Union
+from typing import Iterator, List, NamedTuple, Optional, Sequence, Union
 
 from p3.measure import compressions
 from p3.measure.arguments import slice_size
@@ -39,7 +39,7 @@ from p3.measure.compressions import Compression, in_place_of, of_broadcast, of_p
 from p3.measure.replay import models
 from p3.placement import FRAME_BYTES, PACKET_BYTES
 from p3.plan import key_plan
-from p3.plan.strategy import Strategy
+from p3.plan.strategy import Cut, Strategy, Turns
 
 
 class Overhead(NamedTuple):
@@ -117,7 +117,7 @@ def bound(
             for shape in in_place_of(tensor.shape, compression):
                 for elements in _slices(math.prod(shape), cut.slice or slice_elements):
                     push, cast = (of(shape, elements, compression) for of in (of_push, of_broadcast))
-                    traffic.add_slice(overhead.on_wire(push), overhead.on_wire(cast), cut.servers)
+                    traffic.add_slice(overhead.on_wire(push), overhead.on_wire(cast), cut)
         prefixes.append(traffic.prefix(delay_s))
     for window in _windows(model, compute_s, release, clips):
         pushed, cast = prefixes[window.gradient], prefixes[window.use]
@@ -221,19 +221,16 @@ class _Traffic:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._workers_on = [list(cluster.workers).count(host) for host in cluster.hosts]
-        self._slices: Dict[Sequence[int], int] = {}  # by the servers that they go to in turn
+        self._turns = Turns(len(cluster.servers))
         self._push_bytes = self._value_bytes = 0.0
         self._push_up, self._push_down, self._cast_up, self._cast_down = ([0.0] * len(cluster.hosts) for _ in range(4))
         self._one_way = self._round_trip = _NOTHING
 
-    def add_slice(self, push_bytes: float, cast_bytes: float, servers: Optional[Sequence[int]] = None) -> None:
-        """The next slice: from every worker to its server, one of `servers` in turn, and back. What stays on a host
+    def add_slice(self, push_bytes: float, cast_bytes: float, cut: Cut = Cut()) -> None:
+        """The next slice of a key that is cut so: from every worker to its server, and back. What stays on a host
         crosses no NIC."""
         cluster = self._cluster
-        turns = servers or range(len(cluster.servers))
-        number = self._slices.get(turns, 0)
-        self._slices[turns] = number + 1
-        home = cluster.servers[turns[number % len(turns)]]
+        home = cluster.servers[self._turns.next(cut)]
         self._push_bytes += push_bytes
         self._value_bytes += cast_bytes
         for host in cluster.hosts:

@@ -6,10 +6,10 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from itertools import islice
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import List, Mapping, Optional, Tuple, Union
 
 from p3.plan import key_plan
-from p3.plan.strategy import Strategy
+from p3.plan.strategy import Cut, Strategy, Turns
 from p3.measure import compressions
 from p3.measure.compressions import Compression
 from p3.measure.lab.shaping import BURST_BYTES, QUEUE_MS
@@ -184,30 +184,29 @@ def _slices(setting: Setting) -> List[dict]:
     made: List[dict] = []
     servers, workers, key = len(setting.server_hosts), len(setting.workers), 0
 
-    taken: Dict[Sequence[int], int] = {}  # turns, by the servers that have them
+    turns = Turns(servers)
 
-    def add(layer: int, turns: Sequence[int], push_bytes: float, value_bytes: float) -> None:
-        taken[turns] = taken.get(turns, -1) + 1
+    def add(layer: int, cut: Cut, push_bytes: float, value_bytes: float) -> None:
         made.append({
-            "layer": layer, "key": key, "server": turns[taken[turns] % len(turns)],
+            "layer": layer, "key": key, "server": turns.next(cut),
             "push_bytes": push_bytes + _OVERHEAD.slice_bytes, "value_bytes": value_bytes + _OVERHEAD.slice_bytes,
         })  # fmt: skip
 
     for number, layer in enumerate(setting.model.layers):
         alpha = setting.sparse.get(layer.name)
         for tensor in layer.tensors:
-            turns = setting.strategy.of(tensor.name).servers or range(servers)
+            cut = setting.strategy.of(tensor.name)
             if alpha is None:
                 for shape in compressions.in_place_of(tensor.shape, setting.compression):
                     elements = math.prod(shape)
                     most = _elements_of_a_part(setting, tensor.name, elements)
                     for begin in range(0, elements, most):
-                        add(number, turns, *_bytes_of(setting, shape, min(most, elements - begin)))
+                        add(number, cut, *_bytes_of(setting, shape, min(most, elements - begin)))
             else:
                 # A partition for each turn of the servers. Rows of several workers overlap by chance.
-                union, parts = 1 - (1 - alpha) ** workers, len(turns)
-                for _ in turns:
-                    add(number, turns, alpha * tensor.bytes / parts, union * tensor.bytes / parts)
+                union, parts = 1 - (1 - alpha) ** workers, len(turns.servers(cut))
+                for _ in range(parts):
+                    add(number, cut, alpha * tensor.bytes / parts, union * tensor.bytes / parts)
             key += 1
     return made
 

@@ -89,6 +89,12 @@ def integers(elements: torch.Tensor) -> torch.Tensor:
     return elements.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[elements.element_size()])
 
 
+def master_type(tensor: torch.Tensor) -> torch.dtype:
+    """Of the copy of a weight that an optimizer steps: half precision's is float32, as a step may be less than such a
+    weight can show."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
 def like(tensor: torch.Tensor, content: torch.Tensor) -> torch.Tensor:
     """`content` in the order of memory of `tensor`; itself, if it has that."""
     if content.stride() == tensor.stride():
