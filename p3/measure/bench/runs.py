@@ -69,16 +69,22 @@ def run(store: Store, configuration: Configuration, course: Course, site: Site, 
     with tempfile.TemporaryDirectory(prefix="p3-bench-") as name:
         folder = Path(name)
         with _job(store, configuration, course, site, folder, repeat) as job, _sampled_nics(sampled, folder) as samples:
-            error = watched = None
+            error = hung = watched = None
             try:
                 job.start()
                 watched = Watched(job, memory=experiment.counts_bytes)
                 job.wait(course.timeout_s or _timeout_s(configuration, course), watched.sample)
+            except jobs.JobHung as failure:
+                hung = str(failure)
             except jobs.JobError as failure:
                 error = str(failure)
             workers = _lines(job)
     if not all(lines and lines[-1].get("kind") == "result" for lines in workers):
-        return [dict(record, error=error or f"{store.name}: a worker has ended without a result")]
+        return [dict(record, error=error or hung or f"{store.name}: a worker has ended without a result")]
+    if hung and store.may_hang_at_end:
+        print(f"{hung}\n  All results were written before, and count.", file=sys.stderr)
+    else:
+        error = error or hung
     used_s = watched.cpu_s(*measured.span(workers))
     record.update(measured.summary(workers))
     record["cpu_s"] = None if used_s is None else round(used_s / len(record["iteration_s"]), 6)

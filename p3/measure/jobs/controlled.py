@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Dict, List, Mapping, Sequence
 
-from p3.measure.jobs.job import POLL_S, STOP_TIMEOUT_S, Job
+from p3.measure.jobs.job import POLL_S, STOP_TIMEOUT_S, Job, JobHung
 from p3.measure.jobs.stores import Store
 from p3.measure.workers.control import VARIABLE
 
@@ -72,9 +72,14 @@ class ControlledJob(Job):
         return heard
 
     def leave(self) -> None:
-        """The orderly end: workers whose control socket closes end by themselves. JobError if one does not, in time."""
+        """The orderly end: workers whose control socket closes end by themselves. JobError if one does not, in
+        time, unless its store is one that may hang here: every answer has been heard."""
         self._close_controls()
-        self.wait(STOP_TIMEOUT_S)
+        try:
+            self.wait(STOP_TIMEOUT_S)
+        except JobHung:
+            if not self.store.may_hang_at_end:
+                raise
 
     def kill(self) -> None:
         self._close_controls()

@@ -21,7 +21,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Type
 
 from p3.launch.placement import source_path
 from p3.measure.jobs.ssh_host import SshHost
@@ -35,6 +35,10 @@ POLL_S = 0.05
 
 class JobError(RuntimeError):
     """The job failed or hung. The text names the store and the process, and ends with what that has printed."""
+
+
+class JobHung(JobError):
+    """Nothing failed, but not all processes ended in time."""
 
 
 class LocalHost(NamedTuple):
@@ -90,7 +94,8 @@ class Job:
                 self._spawn(role, number, hosts[number % len(hosts)])
 
     def wait(self, timeout_s: float, watch: Callable[[], None] = lambda: None) -> None:
-        """Until all have ended by themselves: the workers in `timeout_s`, the others soon after. JobError if not so.
+        """Until all have ended by themselves: the workers in `timeout_s`, the others soon after. JobHung if not so,
+        and JobError if one fails.
 
         Calls `watch` every POLL_S while workers run, and before it looks whether they have ended.
         """
@@ -99,14 +104,16 @@ class Job:
         while self._running("worker"):
             self.check()
             if time.monotonic() > deadline:
-                raise self.error(f"the workers did not end in {timeout_s:.0f} s", *self._running("worker"))
+                what = f"the workers did not end in {timeout_s:.0f} s"
+                raise self.error(what, *self._running("worker"), kind=JobHung)
             time.sleep(POLL_S)
             watch()
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while self._running():
             self.check()
             if time.monotonic() > deadline:
-                raise self.error(f"did not end in {STOP_TIMEOUT_S:.0f} s after the workers", *self._running())
+                what = f"did not end in {STOP_TIMEOUT_S:.0f} s after the workers"
+                raise self.error(what, *self._running(), kind=JobHung)
             time.sleep(POLL_S)
         self.check()
 
@@ -158,7 +165,7 @@ class Job:
     def output(self, name: str) -> Path:
         return self._folder / f"{self.store.name}-{name.replace(' ', '-')}.out"
 
-    def error(self, what: str, *names: str) -> JobError:
+    def error(self, what: str, *names: str, kind: Type[JobError] = JobError) -> JobError:
         """`names`: whose logs to show."""
         text = f"{self.store.name}: {what}"
         for name in names:
@@ -166,7 +173,7 @@ class Job:
             lines = log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:] if log.exists() else []
             if lines:
                 text += f"\n  log of {name}:\n    " + "\n    ".join(lines)
-        return JobError(text)
+        return kind(text)
 
     def command(self, role: str, number: int) -> List[str]:
         """What a process runs; `number` counts within the role."""

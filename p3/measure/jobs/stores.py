@@ -36,6 +36,7 @@ class Store(NamedTuple):
     look: Tuple[str, str] = (GREY, "v")  # colour and marker
     over: Sequence[str] = ()  # stores that tables compare it with
     simulated: Optional[Mapping[str, object]] = None  # what p3 simulate takes for it; None: it knows no such store
+    may_hang_at_end: bool = False  # when all its workers have their results: that is no failure
 
     @property
     def is_p3(self) -> bool:
@@ -116,7 +117,7 @@ STORES: Dict[str, Store] = {
     for store in (
         Store("dist_sync", "dist_sync", "MXNet dist_sync", "main", look=(BLUE, "o")),
         Store("mxnet_p3", "dist_sync", "MXNet's P3", "main",
-              {"DMLC_PS_VAN_TYPE": "p3", "DMLC_PS_WATER_MARK": "10"}, look=(ORANGE, "s")),
+              {"DMLC_PS_VAN_TYPE": "p3", "DMLC_PS_WATER_MARK": "10"}, look=(ORANGE, "s"), may_hang_at_end=True),
         Store("p3_slicing", "p3_sync", "p3_sync, slicing only", "main", {"P3_PRIORITY": "off"}, look=(PINK, "^"),
               simulated={"priorities": False}),
         Store("p3_sync", "p3_sync", "p3_sync", "main", look=(GREEN, "D"), over=("dist_sync", "mxnet_p3"), simulated={}),

@@ -16,10 +16,11 @@ from lab_traces import needs_lab
 from processes import PYTHONPATH, Process, clean_environment
 
 from p3 import cli
-from p3.measure.bench import campaign, experiments, limits, measured, report
+from p3.measure.bench import campaign, experiments, limits, measured, report, runs
 from p3.measure.bench.command import fill_in_rate, leave_out_what_cannot_clip
 from p3.measure.bench.configuration import Course
 from p3.measure.bench.paths import PATHS, Path
+from p3.measure.jobs import job as jobs
 from p3.measure.jobs import nic, stores
 from p3.measure.lab import hosts
 from p3.measure.replay import bound, models
@@ -259,6 +260,31 @@ def test_hanging_job_meets_its_deadline_and_leaves_nothing(bench, capsys):
     (record,) = runs_of(records)
     assert record["compute_s"] == pytest.approx(models.load("sockeye", 0.01).bytes * 8 / 1e6 / 0.01)
     assert status == 1 and record["result"] == "failed" and "the workers did not end in 1 s" in record["error"]
+
+
+@pytest.mark.parametrize(
+    "may_hang, has_results, result", [(True, True, "right"), (False, True, "failed"), (True, False, "failed")]
+)
+def test_results_count_where_only_the_end_of_a_store_of_others_hangs(
+    monkeypatch, capsys, may_hang, has_results, result
+):
+    lines = lines_of(0, [1.0], [0.0, 0.0], "x")
+    lines[0]["workers"] = 1
+    program = "import time\n" + "".join(f"print({json.dumps(one)!r})\n" for one in lines[: None if has_results else -1])
+    store = stores.STORES["alone"]._replace(may_hang_at_end=may_hang)
+
+    def made(store, configuration, course, site, folder, repeat):
+        command = [sys.executable, "-c", program + "time.sleep(1000)"]
+        return jobs.Job(store, site.hosts, command, root=site.root, port=1, folder=folder, omp_threads=1)
+
+    monkeypatch.setattr(runs, "_job", made)
+    here = jobs.LocalHost("127.0.0.1")
+    configuration = configurations("bandwidth", "--models", "sockeye", *TINY)[0]
+    course = Course(1, 0, 0.0, "none", omp_threads=1, timeout_s=2)
+    (record,) = runs.run(store, configuration, course, runs.Site([here], here, iter([1])), 0)
+    assert record["result"] == result
+    told = capsys.readouterr().err if result == "right" else record["error"]
+    assert "alone: the workers did not end in 2 s" in told
 
 
 def wait_until(condition, timeout_s=30):
