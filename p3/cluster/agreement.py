@@ -4,7 +4,8 @@ The scheduler runs one `Agreement`; so does an embedded session, without any sch
 one node and returns what must be sent to whom. Agreement on a key is no barrier: workers announce in any order, rank
 0's word decides, and the others' are compared with it whenever both are known. Options are agreed in the same way;
 where a store's first key settles an option, announcing the key is a word on that option too, and the first push is one
-on the optimizer. So it is with clipping: a worker's first key of a store says whether the servers are to tell its norm.
+on the optimizer. A store's strategy is such an option, of which no server hears. So it is with clipping: a worker's
+first key of a store says whether the servers are to tell its norm.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, Dict, Hashable, List, Mapping, NamedTuple, Optional, Seq
 from p3.cluster.demand import Demand
 from p3.cluster.node import Node
 from p3.cluster.snapshot_parts import SnapshotParts
+from p3.cluster.strategies import Strategies
 from p3.errors import DisagreementError, ProtocolError
 from p3.plan import combinations, key_plan, options, planner
 from p3.plan.key_plan import Axes, KeyPlan
@@ -56,12 +58,12 @@ class Agreement:
         strategy: Strategy = Strategy(),
     ) -> None:
         """Nodes by rank. `partitions` of a key of rows: "auto" begins with one for each turn of the servers.
-        `strategy`: of these servers; it goes before `slice_elements`."""
+        `strategy`: of these servers, for all stores; it goes before `slice_elements`."""
         self._workers, self._servers = workers, servers
         self._slice_elements = key_plan.slice_elements(slice_elements, len(servers))
         self._partitions = partitions
-        self._strategy = strategy
-        self._named: Set[str] = set()  # of its entries, those of keys that have been announced
+        self._strategies = Strategies(strategy, len(servers))
+        self._strategy_texts: Claims = {}  # of stores, as rank 0 has told them; what they take is counted here
         self._keys: Claims = {}  # what each worker announced
         self._options: Claims = {}  # what each worker asked for; {} if it goes without
         self._norms: Claims = {}  # of each store: who has its norm told; {}: who goes without
@@ -104,7 +106,7 @@ class Agreement:
 
     def entries_unused(self) -> List[str]:
         """Names in the strategy that no key of the job has had so far."""
-        return sorted(set(self._strategy.keys) - self._named)
+        return self._strategies.entries_unused()
 
     def barriers_entered(self, node: Node) -> int:
         return self._barriers_entered.get(node, 0)
@@ -165,12 +167,9 @@ class Agreement:
             self._claim_option(message["store"], option, node, {})
         if not decided:
             return []
-        problem = self._strategy.why_not(message["name"], is_sparse)
-        if problem:
-            raise DisagreementError(problem)
-        if str(message["name"]) in self._strategy.keys:
-            self._named.add(str(message["name"]))
-        cut = Cut(slice=key_plan.NORM_ELEMENTS) if message["norm"] else self._strategy.of(message["name"])
+        cut = self._strategies.cut(message["store"], message["name"], is_sparse)
+        if message["norm"]:
+            cut = Cut(slice=key_plan.NORM_ELEMENTS)
         elements, whole = math.prod(shape), cut.slice or self._slice_elements
         servers = cut.servers or ()
         partitions: int = len(servers or self._servers) if self._partitions == "auto" else self._partitions
@@ -254,7 +253,8 @@ class Agreement:
         """What it took of each worker's claims is free again."""
         del self._releasing[store]
         self._orders.pop(store, None)
-        for table in (self._keys, self._options, self._norms):
+        self._strategies.forget(store)
+        for table in (self._keys, self._options, self._norms, self._strategy_texts):
             for identity in [one for one in table if one[0] == store]:
                 for node, value in table.pop(identity).items():
                     self._claim_bytes[node] -= _claim_bytes(identity, value)
@@ -264,11 +264,24 @@ class Agreement:
 
     def _on_option(self, node: Node, message: dict) -> Sent:
         store, name, value = message["store"], message["name"], message["value"]
+        if name == planner.STRATEGY:
+            return self._on_strategy(node, message)
         if not self._claim_option(store, name, node, value) or not value:
             return []
         agreed = dict(message, kind="option_agreed")
         self._questions["option_set", (store, name)] = _Question(set(self._servers), self._workers, agreed)
         return self._to(self._servers, dict(message, kind="set_option"))
+
+    def _on_strategy(self, node: Node, message: dict) -> Sent:
+        store, told = message["store"], message["value"]
+        compared = {"sha256": told.get("sha256")}
+        if not self._claim_option(store, planner.STRATEGY, node, compared):
+            return []
+        identity = store, planner.STRATEGY
+        self._count_claim(node, identity, told)
+        self._strategy_texts[identity] = {node: told}
+        self._strategies.take(node, store, told)
+        return self._to(self._workers, dict(message, kind="option_agreed", value=compared))
 
     def _on_order(self, node: Node, message: dict) -> Sent:
         self._require_rank_0(node, message)

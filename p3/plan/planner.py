@@ -12,6 +12,7 @@ from p3 import codecs
 from p3.plan.key_plan import Axes
 
 OPTIONS = ("compression", "value_compression", "reduction")  # of a store: its first key settles them
+STRATEGY = "strategy"  # it settles this too, which is none of p3/plan/options.py: no server follows it
 OF_KEYS = ("compression", "value_compression")  # of which a key may have others than its store
 
 Options = Mapping[str, Optional[Mapping[str, Any]]]  # of a store, by name; None or {} where it is not set

@@ -1,5 +1,6 @@
 """A strategy: which servers hold the slices of which keys, and how the keys are cut. A file of JSON that `p3 plan`
-writes, or a person; the scheduler reads it (P3_STRATEGY), and every key's plan says what it has made of it.
+writes, or a person. The scheduler reads it (P3_STRATEGY), or the script gives one for a store, which rank 0 tells the
+scheduler; every key's plan says what it has made of it.
 
     {"version": 1,
      "default": {"servers": [0, 1, 2, 0, 1], "slice": 50000},
@@ -11,8 +12,10 @@ the same gradients in the same order.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+import os
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from p3.errors import ConfigError
 from p3.plan.key_plan import Name
@@ -21,6 +24,10 @@ VERSION = 1
 _MOST_TURNS = 10_000  # of one list of servers
 _MOST_ELEMENTS = 1 << 28  # of a slice
 _MOST_BYTES = 64 << 20  # of a file
+_SHOWN_KEYS = 8  # of those that there are
+
+
+Given = Union[None, str, os.PathLike, Mapping[str, Any]]  # by a script: a file's path, what one has, or nothing
 
 
 class Cut(NamedTuple):
@@ -34,7 +41,7 @@ class Cut(NamedTuple):
 class Strategy(NamedTuple):
     default: Cut = Cut()
     keys: Mapping[str, Cut] = {}  # by the name that the script has given; of numbered keys by the number's digits
-    path: str = ""  # where it was read
+    path: str = ""  # where it was read, or who has given it
 
     def of(self, name: Name) -> Cut:
         own = self.keys.get(str(name), Cut())
@@ -58,6 +65,35 @@ class Strategy(NamedTuple):
             "%s has a slice for key %r, whose gradients are sparse: such keys have partitions (P3_PARTITIONS). Take it "
             "out of that key's entry" % (self._file, name)
         )
+
+    def require(self, num_servers: int, names: Iterable[Name]) -> None:
+        """ConfigError unless it fits a job with so many servers, and has entries for keys of these names alone."""
+        self.require_servers(num_servers)
+        self.require_keys(names)
+
+    def require_keys(self, names: Iterable[Name]) -> None:
+        """ConfigError if it has an entry for another key than these. What has rounds in a key's place is called as the
+        key, with a word in brackets behind it."""
+        known = [str(name) for name in names]
+        absent = [name for name in self.keys if name not in known and _in_place_of(name) not in known]
+        if absent:
+            more = " and %d more" % len(known[_SHOWN_KEYS:]) if known[_SHOWN_KEYS:] else ""
+            raise ConfigError(
+                "%s has an entry for key %r, but the keys are %s%s. Correct its name, or take the entry out"
+                % (self._file, absent[0], ", ".join(map(repr, known[:_SHOWN_KEYS])) or "none", more)
+            )
+
+    def difference(self, other: Strategy) -> str:
+        """Where the two say something else; "": nowhere."""
+        if self.default != other.default:
+            return '"default"'
+        differing = [name for name in {**self.keys, **other.keys} if self.keys.get(name) != other.keys.get(name)]
+        return "key %r" % differing[0] if differing else ""
+
+    @property
+    def sha256(self) -> str:
+        """The same for all that say the same."""
+        return hashlib.sha256(self._replace(keys=dict(sorted(self.keys.items()))).text().encode()).hexdigest()
 
     def text(self) -> str:
         """Of the file, so that parse() makes this of it again."""
@@ -97,6 +133,24 @@ def of_job(path: Optional[str], num_servers: int) -> Strategy:
     strategy = load(path)
     strategy.require_servers(num_servers)
     return strategy
+
+
+def given(by_script: Given) -> Optional[Strategy]:
+    """What a script says. ConfigError as load()."""
+    if by_script is None:
+        return None
+    if isinstance(by_script, (str, os.PathLike)):
+        return load(os.fspath(by_script))
+    if not isinstance(by_script, Mapping):
+        raise ConfigError(
+            "strategy is %.100r; it must be the path of a file that `p3 plan` has written, or a dict of what such a "
+            "file has" % (by_script,)
+        )
+    try:
+        text = json.dumps(dict(by_script))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError("the strategy in the script is not what a file can have: %s" % error) from None
+    return parse(text, "in the script")
 
 
 def load(path: str) -> Strategy:
@@ -175,6 +229,11 @@ def _without_twins(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
 
 def _shown(cut: Cut) -> str:
     return json.dumps({field: value for field, value in cut._asdict().items() if value is not None})
+
+
+def _in_place_of(name: str) -> str:
+    key, bracket, _ = name.rpartition(" (")
+    return key if bracket and name.endswith(")") else name
 
 
 def _of_key(name: Optional[str]) -> str:

@@ -5,8 +5,8 @@
         session.init(key, first_value if session.rank == 0 else None, landing).wait(60)
         session.pushpull(key, gradient, landing, priority=0, lr=0.1).wait(60)   # landing holds the new value
 
-What blocks: open(), set_option(), release(), barrier(), server_counters() and close(), each with a deadline. All else
-returns at once.
+What blocks: open(), set_option(), set_strategy(), release(), barrier(), server_counters() and close(), each with a
+deadline. All else returns at once.
 Threads: every method may be called from any thread. The control connection lives in a daemon thread of its own; the
 core's threads do the sending, so heartbeats go on while Python's lock is held elsewhere.
 Errors: wrong use is ValueError. A failed job is P3Error, the same first failure in every later call; its text starts
@@ -27,6 +27,7 @@ from p3.launch.launchers.adapters import ADAPTERS
 from p3.launch.launchers.place import warning_if_alone
 from p3.plan import key_plan
 from p3.plan.key_plan import Axes
+from p3.plan.strategy import Strategy
 from p3.settings import Settings, in_job
 from p3.worker import open_sessions
 from p3.worker.control import Control
@@ -113,10 +114,12 @@ class Session(Control):
 
     # Stores and keys
 
-    def new_store(self) -> int:
+    def new_store(self, strategy: Optional[Strategy] = None) -> int:
         """The number of one more store in this process: 0, 1, 2 ..., the lowest that is free. Workers must create and
-        release their stores in one order."""
-        return self.stores.new()
+        release their stores in one order. `strategy`: as set_strategy() has it."""
+        store = self.stores.new()
+        self.set_strategy(store, strategy)
+        return store
 
     def release(self, store: int) -> None:
         """All that the job keeps of a store goes: keys with values and optimizer's state, on the servers and here, its
@@ -352,6 +355,17 @@ class Session(Control):
         """
         self.check()
         self._options.set(store, name, value)
+
+    def set_strategy(self, store: int, strategy: Optional[Strategy]) -> None:
+        """Has the store's keys cut as p3.plan.strategy.given() has read it; None: as without. Blocks until all agree.
+
+        Before the store's first key is declared, or behind one of norms. ConfigError if the job lacks a server that it
+        names. Workers that differ fail the job, and so does another one in P3_STRATEGY, or an entry that does not fit
+        its key. Of entries that no key has nobody says anything: see Strategy.require_keys().
+        """
+        self.check()
+        if strategy is not None:
+            self._options.set_strategy(store, strategy)
 
     def set_optimizer(self, store: int, description: dict) -> None:
         """set_option() of what p3.plan.optimizers.describe() makes of an optimizer."""

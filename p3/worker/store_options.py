@@ -5,13 +5,18 @@ from __future__ import annotations
 import logging
 from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Tuple
 
+from p3.cluster.messages import sendable
 from p3.plan import choices, combinations, planner
 from p3.plan.options import validate
+from p3.plan.strategy import Strategy
 from p3.worker.key import Key
 from p3.worker.links.link import Link
 from p3.worker.repartition import Repartition
 
 log = logging.getLogger("p3")
+
+_OF_FIRST_KEY = (*planner.OPTIONS, planner.STRATEGY)
+_MOST_BYTES_OF_STRATEGY = 4 << 20  # of its text, which may take twice as many in a message
 
 
 def say_lossy(label: str, option: str, of: str, value: Mapping[str, Any]) -> None:
@@ -39,7 +44,7 @@ class StoreOptions:
 
     def defaults(self, store: int) -> List[str]:
         """Those that the store's first key settles (but for one of norms), as this worker has not set them."""
-        return [option for option in planner.OPTIONS if (store, option) not in self._wanted]
+        return [option for option in _OF_FIRST_KEY if (store, option) not in self._wanted]
 
     def begin_push(self, key: Key, require: Callable[[Key], None]) -> None:
         """Before a key's first push, `require(key)`: an optimizer is set by now, or never. Before the store's: whether
@@ -58,9 +63,25 @@ class StoreOptions:
 
     def set(self, store: int, name: str, value: dict) -> None:
         """See Session.set_option."""
-        session = self._session
         validate(name, value)
-        value = dict(value)
+        self._set(store, name, dict(value), dict(value))
+
+    def set_strategy(self, store: int, strategy: Strategy) -> None:
+        """See Session.set_strategy."""
+        strategy.require_servers(self._session.num_servers)
+        text = strategy.text()
+        if len(text) > _MOST_BYTES_OF_STRATEGY:
+            raise ValueError(
+                "%s: the strategy %s of store %d has more than %d MiB: give it by P3_STRATEGY, from a file"
+                % (self._session.label, strategy.path, store, _MOST_BYTES_OF_STRATEGY >> 20)
+            )
+        value = {"sha256": strategy.sha256}
+        told = {**value, "text": text, "path": sendable(strategy.path)} if self._session.rank == 0 else value
+        self._set(store, planner.STRATEGY, value, told)
+
+    def _set(self, store: int, name: str, value: Dict[str, Any], told: Dict[str, Any]) -> None:
+        """`told`: to the scheduler, which has all agree on `value`."""
+        session = self._session
         with session.changed:
             before = self._wanted.get((store, name))
             if before is None:
@@ -75,7 +96,7 @@ class StoreOptions:
                     log.info("%s: store %d: %s", session.label, store, text)
             if name in planner.OF_KEYS and session.rank == 0:
                 say_lossy(session.label, name, "store %d" % store, value)
-            self._link.send({"kind": "option", "store": store, "name": name, "value": value})
+            self._link.send({"kind": "option", "store": store, "name": name, "value": told})
         elif before != value:
             raise ValueError(
                 "%s: store %d has the %s %s already; it cannot become %s: make a new store"
@@ -100,7 +121,7 @@ class StoreOptions:
 
     def _require_still_open(self, store: int, name: str, value: dict) -> None:
         session = self._session
-        if name in planner.OPTIONS and any(not key.is_norm for key in session.keys.of(store)):
+        if name in _OF_FIRST_KEY and any(not key.is_norm for key in session.keys.of(store)):
             raise ValueError(
                 "%s: store %d has keys already; its %s %s must be set before the first init"
                 % (session.label, store, name, value)

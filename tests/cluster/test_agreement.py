@@ -86,6 +86,75 @@ def test_an_entry_that_does_not_fit_its_key_is_refused_by_name():
         job.announce(0, "rows", (8, 2), sparse=True)
 
 
+def give_strategy(job, rank, strategy, store=0, **changed):
+    told = {"sha256": strategy.sha256}
+    if rank == 0:
+        told.update(text=strategy.text(), path=strategy.path)
+    job.set_option(rank, "strategy", store, **{**told, **changed})
+
+
+def test_a_script_gives_a_store_a_strategy_of_which_no_server_hears():
+    job, mine = Job(10), Strategy(Cut((1,), 4), path="s.json")
+    give_strategy(job, 1, mine)
+    assert not any(job.sent.values())
+    give_strategy(job, 0, mine)
+    (agreed,) = job.sent[WORKERS[2]]
+    assert agreed == {"kind": "option_agreed", "store": 0, "name": "strategy", "value": {"sha256": mine.sha256}}
+    assert not job.sent[SERVERS[0]]
+    assert job.agreement.catch_up(WORKERS[2], 0, {}) == [agreed]
+    for store in (0, 1):
+        job.announce(0, "w", store=store)
+    plans = [KeyPlan.of(message) for message in job.sent[SERVERS[0]]]
+    assert [(plan.servers, plan.slice_elements) for plan in plans] == [((1,), 4), ((), 10)]
+    assert job.agreement.entries_unused() == []
+    with pytest.raises(DisagreementError, match="disagree about the strategy of store 0: sha256 is .* and not set on"):
+        job.announce(2, "w", defaults=["strategy"])
+
+
+def test_a_strategy_is_gone_with_its_store():
+    job = Job(10)
+    give_strategy(job, 0, Strategy(Cut((1,))))
+    for worker in WORKERS:
+        job.say(worker, "release", store=0)
+    job.answer_all()
+    assert job.agreement._claim_bytes[WORKERS[0]] == 0
+    job.announce(0, "w")
+    assert KeyPlan.of(job.sent[SERVERS[0]][0]).servers == ()
+
+
+def test_a_strategy_comes_before_the_key_that_it_is_for():
+    job = Job(10)
+    job.announce(0, "w", defaults=["strategy"])
+    with pytest.raises(DisagreementError, match="the strategy of store 0: sha256 is not set .* and [0-9a-f]{64} on"):
+        give_strategy(job, 0, Strategy(Cut((1,))))
+
+
+def test_a_scripts_strategy_and_the_jobs_say_the_same_or_the_difference_is_named():
+    of_job = Strategy(Cut((1,)), {"w": Cut(slice=4)}, "/etc/job.json")
+    job = Job(10, strategy=of_job)
+    give_strategy(job, 0, of_job._replace(path="s.json"))
+    job.announce(0, "w")
+    assert job.agreement.entries_unused() == []
+    with pytest.raises(DisagreementError) as caught:
+        give_strategy(job, 0, of_job._replace(keys={}, path="s.json"), store=1)
+    assert str(caught.value) == (
+        "worker 0 (w0) gives store 1 the strategy s.json, and P3_STRATEGY gives the job /etc/job.json: they differ in "
+        "key 'w'. Leave one of them out"
+    )
+
+
+@pytest.mark.parametrize("changed, problem", [
+    ({"text": "{"}, "the strategy s.json is no JSON"),
+    ({"text": 7}, "without its text"),
+    ({"path": None}, "without its text"),
+    ({"sha256": "0f" * 32}, "with the sha256 of another"),
+    ({"text": Strategy(Cut((2,))).text(), "sha256": Strategy(Cut((2,))).sha256}, "server 2 is named"),
+])  # fmt: skip
+def test_what_rank_0_gives_is_checked_again(changed, problem):
+    with pytest.raises(ProtocolError, match=r"^worker 0 \(w0\) set the strategy of store 0.*" + problem):
+        give_strategy(Job(), 0, Strategy(path="s.json"), **changed)
+
+
 def test_a_gathered_key_has_a_part_of_each_worker():
     job = Job(10)
     job.announce(0, "w", (3, 5), gathered=True)

@@ -20,17 +20,22 @@ from p3.cluster.agreement import Agreement
 from p3.cluster.node import Node
 from p3.cluster.rendezvous import Rendezvous
 from p3.errors import DisagreementError, ProtocolError, RendezvousError
+from p3.plan.strategy import Cut, Strategy
 
 WORKERS = [Node("worker", rank, "w%d" % rank) for rank in range(3)]
 SERVERS = [Node("server", rank, "s%d" % rank) for rank in range(2)]
+PLACED = Strategy(Cut((1, 0)), {"w": Cut(slice=4)})
 
 # What a field may hold so that others match it; and what none should.
 LIKELY = {
     "role": ["worker", "server", "scheduler"], "rank": [None, 0, 1, 2], "protocol": [messages.PROTOCOL_VERSION],
     "counts": [{"DMLC_NUM_WORKER": 3, "DMLC_NUM_SERVER": 2}], "settings": [{"P3_SLICE_ELEMENTS": 10}],
-    "store": [0, 1], "name": ["w", 1, "1", "optimizer", "compression"], "shape": [[2, 3], [], [0], [100, 4]],
-    "dtype": ["float32", "float16"], "sparse": [False, True], "staleness": [0, 3], "defaults": [[], ["compression"]],
-    "options": [{}, {"compression": {"type": "int8"}}], "value": [{}, {"type": "2bit", "threshold": 0.5}],
+    "store": [0, 1], "name": ["w", 1, "1", "optimizer", "compression", "strategy"],
+    "shape": [[2, 3], [], [0], [100, 4]], "dtype": ["float32", "float16"], "sparse": [False, True], "staleness": [0, 3],
+    "defaults": [[], ["compression"], ["strategy"]],
+    "options": [{}, {"compression": {"type": "int8"}}], "value": [
+        {}, {"type": "2bit", "threshold": 0.5}, {"sha256": PLACED.sha256, "text": PLACED.text(), "path": "s.json"},
+    ],
     "number": [1, 2, 3], "partitions": [1, 2, 7],
     "gathered": [False, True], "norm": [False, True], "parts": [0, 3], "round": [1, 2, 3],
     "bytes": [0, 9], "sha256": ["0f" * 32], "text": ["", "no room"], "problem": ["", "altered"], "ends": [False, True],

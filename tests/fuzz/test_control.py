@@ -10,6 +10,7 @@ from p3.cluster import agreement, messages
 from p3.cluster.agreement import Agreement
 from p3.cluster.node import Node
 from p3.errors import ProtocolError
+from p3.plan.strategy import Cut, Strategy
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -32,16 +33,23 @@ def announce(name, shape=(1,), defaults=()):
     return messages.check(fields)
 
 
+def strategy(store, name):
+    made = Strategy(keys={name: Cut()})
+    value = {"sha256": made.sha256, "text": made.text(), "path": ""}
+    return {"kind": "option", "store": store, "name": "strategy", "value": value}
+
+
 @pytest.mark.parametrize(
     "flood, reason",
     [
         (lambda n: announce("k%d" % n + "x" * 10000), "more than"),
         (lambda n: announce("k", defaults=["%d" % n + "x" * 10000]), "more than"),
         (lambda n: {"kind": "option", "store": n, "name": "optimizer", "value": {"a": "x" * 10000}}, "more than"),
+        (lambda n: strategy(n, "x" * 10000), "more than"),
         (lambda n: {"kind": "barrier", "number": n}, "barriers"),
         (lambda n: {"kind": "count", "number": n}, "counts"),
     ],
-    ids=["keys", "defaults", "options", "barriers", "counts"],
+    ids=["keys", "defaults", "options", "strategies", "barriers", "counts"],
 )
 def test_a_worker_cannot_fill_the_tables_of_the_agreement(flood, reason, monkeypatch):
     monkeypatch.setattr(agreement, "MAX_CLAIM_BYTES", 1 << 20)
@@ -49,7 +57,7 @@ def test_a_worker_cannot_fill_the_tables_of_the_agreement(flood, reason, monkeyp
     with pytest.raises(ProtocolError, match=reason):
         for number in itertools.count(1):
             assert number < 10000
-            job.receive(WORKERS[1], flood(number))
+            job.receive(WORKERS[0], flood(number))
 
 
 @pytest.mark.parametrize("shape", [[1] * 33, [2**32, 2**32], [2**62, 0, 2**62]])

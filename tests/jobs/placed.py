@@ -1,11 +1,13 @@
-"""Rounds of dense keys, of one with rows and of a norm; rank 0 prints what landed, and what each server holds of it:
-placed.py. Without MXNet."""
+"""Rounds of dense keys, and of one with rows; rank 0 prints what landed, and what each server holds of it:
+placed.py [STRATEGY...]. Without MXNet. Each worker gives its stores one of these, in JSON: a path, or what it has."""
 
 import hashlib
 import json
+import sys
 
 import numpy as np
 
+from p3.plan import strategy as strategies
 from p3.worker.session import Session
 
 ADAM = {"name": "adam", "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "clip_gradient": -1.0, "multi_precision": False}
@@ -14,6 +16,9 @@ ROWS = (64, 8)
 
 with Session.open() as session:
     landed = {}
+    given = strategies.given(json.loads(sys.argv[1 + session.rank]) if len(sys.argv) > 1 else None)
+    for store in (0, 1):
+        session.set_strategy(store, given)
     session.set_option(0, "optimizer", ADAM)
     for name, elements in ELEMENTS.items():
         key, landing = session.declare(name, (elements,), "float32", 0), np.zeros(elements, "float32")

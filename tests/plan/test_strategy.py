@@ -82,3 +82,47 @@ def test_a_server_that_the_job_lacks_is_named():
         Strategy(Cut((0, 1)), {"w": Cut((2,))}).require_servers(2)
     with pytest.raises(ConfigError, match="server 1 is named, but the job has 1 server, from 0 to 0"):
         Strategy(Cut((0, 1))).require_servers(1)
+
+
+def test_a_script_gives_a_path_or_what_a_file_has(tmp_path):
+    content = {"version": 1, "default": {"servers": (0, 1)}, "keys": {7: {"slice": 5}}}
+    (tmp_path / "s.json").write_text(json.dumps(content))
+    expected = Strategy(Cut((0, 1)), {"7": Cut(slice=5)})
+    for given_by_script in (content, str(tmp_path / "s.json"), tmp_path / "s.json"):
+        assert strategies.given(given_by_script)._replace(path="") == expected
+    assert strategies.given(None) is None
+
+
+@pytest.mark.parametrize("wrong, said", [
+    (["s.json"], r"strategy is \['s.json'\]; it must be the path of a file"),
+    ({"version": 1, "keys": {"w": {"slice": 1.5}}}, "the strategy in the script: slice of key 'w' is 1.5"),
+    ({"version": 1, "keys": {7: {}, "7": {}}}, "the strategy in the script is no JSON: '7' stands twice"),
+    ({"version": 1, "keys": object()}, "the strategy in the script is not what a file can have: Object of type object"),
+    ("/nowhere/s.json", "the strategy /nowhere/s.json cannot be read"),
+])  # fmt: skip
+def test_what_a_script_cannot_give_is_named(wrong, said):
+    with pytest.raises(ConfigError, match=said):
+        strategies.given(wrong)
+
+
+def test_an_entry_for_a_key_that_is_not_there_is_named():
+    made = Strategy(keys={"w": Cut(), "w (P)": Cut(), "7 (rows)": Cut(), "x (y) (R)": Cut()}, path="s.json")
+    made.require_keys(["w", 7, "x (y)"])
+    with pytest.raises(ConfigError, match=r"s.json has an entry for key 'x \(y\) \(R\)', but the keys are 'w', '7'\. "):
+        made.require_keys(["w", 7])
+    with pytest.raises(ConfigError, match="the keys are '0', '1', .*, '7' and 92 more. Correct its name, or"):
+        made.require_keys(range(100))
+    with pytest.raises(ConfigError, match="entry for key 'w', but the keys are none"):
+        made.require_keys([])
+
+
+@given(_cuts, st.dictionaries(st.text(max_size=3), _cuts, max_size=3), st.dictionaries(st.text(max_size=3), _cuts))
+def test_two_that_say_the_same_have_one_sha256_and_a_difference_is_named(default, keys, others):
+    one, other = Strategy(default, keys, "one"), Strategy(default, dict(reversed(list(others.items()))), "other")
+    same = keys == others
+    assert (one.difference(other) == "") == (one.sha256 == other.sha256) == same
+    if not same:
+        assert any(one.difference(other) == "key %r" % name for name in {**keys, **others})
+    again = Strategy(default, dict(reversed(list(keys.items()))))
+    assert (again.difference(one), again.sha256) == ("", one.sha256)
+    assert Strategy(Cut((1, 2, 3), 4), keys).difference(Strategy(Cut((1, 2), 4), keys)) == '"default"'

@@ -10,6 +10,7 @@ import pytest
 from processes import clean_environment
 
 from p3.errors import ConfigError
+from p3.plan.strategy import Cut, Strategy
 from p3.settings import Settings
 
 _core = pytest.importorskip("p3._core", reason="the extension is not built")
@@ -213,6 +214,34 @@ def test_what_the_first_key_settles_cannot_be_set_after_it(session, name, value)
     assert session.option(1, name) is None
     session.set_optimizer(1, SGD)  # an optimizer may come later
     session.check()
+
+
+def test_a_strategy_comes_before_a_stores_first_key_and_stays(session):
+    given = Strategy(Cut(slice=4))
+    store = session.new_store(given)
+    session.set_strategy(store, given._replace(path="elsewhere"))  # the same again
+    with pytest.raises(ValueError, match="store 0 has the strategy .* already; it cannot become"):
+        session.set_strategy(store, Strategy())
+    with pytest.raises(ConfigError, match="the strategy s.json: server 1 is named, but the job has 1 server"):
+        session.set_strategy(1, Strategy(Cut((1,)), path="s.json"))
+    with pytest.raises(ValueError, match="option 'strategy' is unknown"):
+        session.set_option(1, "strategy", {"sha256": given.sha256})
+    session.set_strategy(2, None)
+    key, _ = session.declare("w", (10,), "float32", store), session.declare("w", (10,), "float32", 2)
+    assert session.keys.wait_for(key).plan.slice_elements == 4
+    with pytest.raises(ValueError, match="store 2 has keys already; its strategy .* must be set before the first init"):
+        session.set_strategy(2, given)
+    landing = np.zeros(10, np.float32)
+    session.init(key, landing.copy(), landing).wait(30)
+    session.release(store)
+    assert session.new_store() == store
+    assert session.keys.wait_for(session.declare("w", (10,), "float32", store)).plan.slice_elements == 50000
+
+
+def test_a_strategy_that_no_message_holds_goes_another_way(session):
+    many = {"%06d" % number + "x" * 40: Cut(slice=1) for number in range(70_000)}
+    with pytest.raises(ValueError, match="the strategy s.json of store 0 has more than 4 MiB: give it by P3_STRATEGY"):
+        session.set_strategy(0, Strategy(keys=many, path="s.json"))
 
 
 @pytest.mark.parametrize("sparse", [False, True])
