@@ -31,6 +31,7 @@ from p3.codecs import Ways
 from p3.frontend import snapshots, states, waiting
 from p3.frontend.fragments import Schedule, packed
 from p3.frontend.rounds import KeyRounds, Round
+from p3.plan.strategy import Strategy
 from p3.settings import Settings
 from p3.worker.key import Key
 from p3.worker.session import Session
@@ -128,7 +129,8 @@ class LocalSteps(snapshots.Trainer):
     kind = "LocalSteps"
 
     def __init__(self, session: Session, layers: Sequence[Sequence[str]], schedule: Schedule, outer: Outer,
-                 alpha: float, codec: Ways, strided: bool, settings: Settings) -> None:  # fmt: skip
+                 alpha: float, codec: Ways, strided: bool, settings: Settings,
+                 strategy: Optional[Strategy] = None) -> None:  # fmt: skip
         """`layers`: the names of the weights of each, in the order of the forward pass. Every worker at the same point;
         returns when all have rank 0's weights, or if the job has resumed each its own (snapshots.resume). ValueError if
         rank 0 was given other numbers than this worker."""
@@ -140,7 +142,7 @@ class LocalSteps(snapshots.Trainer):
         self._waited_s = 0.0
         self._under_way: Set[int] = set()  # fragments that were sent and not merged yet
         self._sends_weights = codec == Ways()
-        self.store, self._control = session.new_store(), session.new_store()
+        self.store, self._control = session.new_store(strategy), session.new_store(strategy)
         self._cut = [*schedule, int(strided)]
         self._require_alike()
         for option, value in codec.options.items():

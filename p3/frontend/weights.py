@@ -23,6 +23,7 @@ from p3.frontend.compression import Compression, Given
 from p3.frontend.order import Order
 from p3.frontend.rounds import KeyRounds, Round
 from p3.frontend.steps import Steps
+from p3.plan import strategy as strategies
 from p3.settings import Settings
 from p3.worker.key import Key
 from p3.worker.session import Session
@@ -35,7 +36,7 @@ class Weights(snapshots.Trainer):
 
     def __init__(
         self, session: Session, first: Mapping[str, Any], optimizer: Dict[str, Any],
-        compression: Given = None, staleness: Union[int, float] = 0,
+        compression: Given = None, staleness: Union[int, float] = 0, strategy: strategies.Given = None,
     ) -> None:  # fmt: skip
         """On every worker at the same point. Returns when all have rank 0's values, or if the job has resumed
         (snapshots.resume) those of the snapshot.
@@ -43,13 +44,16 @@ class Weights(snapshots.Trainer):
         `first`: arrays by name, of any shape and of a type that P3 can train; names, shapes and types are the same on
         every worker. `optimizer`: one of the torch_* of p3/plan/optimizers.py, whose corrections the servers make.
         `compression`: as of p3.codecs.Ways, but not lowrank; or a function of name and shape. `staleness`: see
-        Session.declare.
+        Session.declare. `strategy`: which servers hold what of them, as p3.plan.strategy.given() takes it.
         """
         if not str(optimizer.get("name")).startswith("torch_"):
             raise ValueError("the optimizer is %r; it must be a torch_* of p3.plan.optimizers" % (optimizer,))
         self._session, self._staleness, self._compression = session, staleness, Compression(compression)
         settings = Settings.from_env(os.environ)
-        self._store, control = session.new_store(), session.new_store()
+        plan = strategies.given(strategy)
+        if plan is not None:
+            plan.require(session.num_servers, first)
+        self._store, control = session.new_store(plan), session.new_store(plan)
         for option, value in self._compression.of_store.options.items():
             session.set_option(self._store, option, value)
         session.set_optimizer(self._store, optimizer)

@@ -53,6 +53,7 @@ from p3.mxnet.optimizers.saved_states import SavedStates
 from p3.mxnet.priorities import Priorities
 from p3.mxnet.staleness import Staleness
 from p3.plan import choices, combinations
+from p3.plan import strategy as strategies
 from p3.settings import Settings
 from p3.worker import session as sessions
 
@@ -115,6 +116,7 @@ class P3KVStore(mx.kvstore.KVStore):
         self._outdated = set()  # keys that take a new value at their next init
         self._priorities = Priorities(session, self._store, settings.priority)
         self._loss_scale = LossScale(session)
+        self._strategy = None  # of set_strategy(), until it is held against the keys
         self._clips = False  # set_clipping() was called
         self._norm = None  # then, of its sums, as soon as it has a key
         self._saved_states = SavedStates(self)
@@ -359,6 +361,19 @@ class P3KVStore(mx.kvstore.KVStore):
         self._staleness.set(rounds, None if keys is None else as_list(keys), begun=self._keys)
 
     @_call
+    def set_strategy(self, strategy):
+        """Which servers hold what of the store's keys: the path of a file that `p3 plan` has written, or a dict of what
+        such a file has (docs/planning.md).
+
+        Before the first init, the same on every worker; blocks until all agree. MXNetError names what does not fit the
+        job, and at the store's first push an entry whose key it lacks. With P3_STRATEGY, which is for all keys of a
+        job, it must say the same.
+        """
+        given = strategies.given(strategy)
+        self._session.set_strategy(self._store, given)
+        self._strategy = given
+
+    @_call
     def set_clipping(self):
         """Has the servers tell the norm of each step's sums, for p3.mxnet.clip_global_norm.
 
@@ -535,6 +550,9 @@ class P3KVStore(mx.kvstore.KVStore):
         return entry
 
     def _push(self, entry, values, outs, priority):
+        if self._strategy is not None:
+            self._strategy.require_keys(self._keys)
+            self._strategy = None
         if not entry.pushed:
             entry = beginnings.before_first_push(self, entry, values)
         elif self._servers_update and would_update_all_rows(self._optimizer, entry):

@@ -28,6 +28,8 @@ from p3.frontend.compression import Compression
 from p3.frontend.fragments import Schedule, packed
 from p3.frontend.local_steps import Outer, checked_alpha, merged
 from p3.plan import choices, combinations
+from p3.plan import strategy as strategies
+from p3.plan.strategy import Given, Strategy
 from p3.settings import Settings
 from p3.torch.parameters import trained
 from p3.torch.parameters.arrays import DTYPES, master_type
@@ -48,6 +50,7 @@ def LocalSteps(  # a class to its users
     codec: Union[None, str, Dict[str, Any]] = None,
     outer: Optional[Mapping[str, Any]] = None,
     strided: bool = False,
+    strategy: Given = None,
     **others: Any,
 ) -> torch.optim.Optimizer:
     """Lets each worker take steps of its own, and has them share their weights; returns the same object.
@@ -68,6 +71,8 @@ def LocalSteps(  # a class to its users
     `codec`: "int4" or any other type of docs/compression.md but dgc, both ways; or each its own, {"up": "int4", "down":
     "int8"}. Parameters of one dimension come back exact.
 
+    `strategy`: as of DistributedOptimizer.
+
     The same on every worker: ValueError where they differ, and for what cannot be trained so. ConfigError or
     RendezvousError if there is no job to join.
     """
@@ -81,10 +86,10 @@ def LocalSteps(  # a class to its users
     models = [model] if isinstance(model, torch.nn.Module) or not isinstance(model, Iterable) else list(model)
     for one in models:
         require_model(one, "LocalSteps")
-    ways = _ways(codec)
+    ways, plan = _ways(codec), strategies.given(strategy)
     _require_together(optimizer, ways, others)
     shared = _shared(optimizer, models)
-    optimizer._p3_local = _Shared(optimizer, models, shared, schedule, of_servers, share, ways, strided)
+    optimizer._p3_local = _Shared(optimizer, models, shared, schedule, of_servers, share, ways, strided, plan)
     kind = type(optimizer)
     content = {"__module__": kind.__module__, "step": _as_shared(kind.step)}
     optimizer.__class__ = type(kind.__name__, (_Local, kind), content)
@@ -202,7 +207,7 @@ class _Shared(job.Held, local_steps.LocalSteps):
 
     def __init__(self, optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module],
                  shared: List[Parameter], schedule: Schedule, outer: Outer, alpha: float, ways: Ways,
-                 strided: bool) -> None:  # fmt: skip
+                 strided: bool, strategy: Optional[Strategy]) -> None:  # fmt: skip
         self._optimizer, self._kind, self._shared = optimizer, type(optimizer), {one.name: one for one in shared}
         self._is_stepping = self._shows_global = False
         self._places = _places(models, shared)
@@ -211,11 +216,13 @@ class _Shared(job.Held, local_steps.LocalSteps):
             layers.setdefault(name.rpartition(".")[0], []).append(name)
         packed([1] * len(layers), schedule.fragments)  # a refusal leaves the former one as it was
         settings, session = Settings.from_env(os.environ), job.current()
+        if strategy is not None:
+            strategy.require(session.num_servers, self._shared)
         _release_former(shared)
-        super().__init__(session, list(layers.values()), schedule, outer, alpha, ways, strided, settings)
+        super().__init__(session, list(layers.values()), schedule, outer, alpha, ways, strided, settings, strategy)
         for one in shared:
             trained.names[one.tensor] = one.name  # so that they are no frozen weights
-        self.control = Control(self._session, models)
+        self.control = Control(self._session, models, strategy)
         resumed = self.begin()
         self.control.broadcast()
         if resumed is not None:

@@ -21,6 +21,7 @@ from typing import Any, Callable, ContextManager, Dict, NoReturn, Optional, Sequ
 import torch
 
 from p3.frontend.compression import Given
+from p3.plan import strategy as strategies
 from p3.torch.requirements import require_model, require_norm
 from p3.torch.rounds.choice import compressions_of, rounds_of
 from p3.torch.rounds.rounds import Rounds
@@ -36,6 +37,7 @@ def DistributedOptimizer(  # a class to its users
     staleness: Union[int, float] = 0,
     grad_scaler: Optional[torch.amp.GradScaler] = None,
     independent: bool = False,
+    strategy: strategies.Given = None,
 ) -> torch.optim.Optimizer:
     """Has all workers train the optimizer's parameters together; returns the same object.
 
@@ -75,6 +77,10 @@ def DistributedOptimizer(  # a class to its users
     ValueError in a later step if an update has changed the group, or a number of the optimizer's own. Of torch's own
     optimizers it is known, and need not be said.
 
+    `strategy`, the same on every worker: which servers hold what of these parameters, the path of a file that `p3 plan`
+    has written, or a dict of what such a file has (docs/planning.md). It has entries for these parameters alone. With
+    P3_STRATEGY, which is for all keys of a job, it must say the same.
+
     Raises ValueError for what cannot be trained so, ConfigError or RendezvousError if there is no job to join.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -86,12 +92,12 @@ def DistributedOptimizer(  # a class to its users
         require_model(one)
     if max_grad_norm is not None:
         require_norm(max_grad_norm, "max_grad_norm")
-    compressions = compressions_of(optimizer, compression)
+    compressions, plan = compressions_of(optimizer, compression), strategies.given(strategy)
     if isinstance(optimizer, _Distributed):
         optimizer.release()
         optimizer.__class__ = type(optimizer).__bases__[1]
     optimizer._p3 = rounds_of(optimizer, models, synchronous, max_grad_norm, compressions, staleness, grad_scaler,
-                              independent)  # fmt: skip
+                              independent, plan)  # fmt: skip
     kind = type(optimizer)
     optimizer.__class__ = type(kind.__name__, (_Distributed, kind), {"__module__": kind.__module__})
     optimizer._patch_step_function()

@@ -75,6 +75,18 @@ def test_a_gradient_that_does_not_fit_is_refused(weights, gradient, problem):
         weights.push("w", gradient, 0.1)
 
 
+def test_a_strategy_cuts_the_weights_and_has_entries_for_them_alone():
+    first = {"v": np.ones(9, np.float32), "w": np.ones((2, 3), np.float32)}
+    wrong, right = ({"version": 1, "default": {"slice": 4}, "keys": {name: {"slice": 2}}} for name in ("x", "w"))
+    with p3.Session.open(Settings()) as session:
+        with pytest.raises(ValueError, match="the strategy in the script has an entry for key 'x', but the keys are"):
+            Weights(session, first, SGD, strategy=wrong)
+        weights = Weights(session, first, SGD, strategy=right)
+        cut = {name: agreed.plan.slice_elements for (_, name), agreed in session.keys.agreed.items()}
+        assert cut == {"v": 4, "w": 2, "steps": 4}
+        weights.join()
+
+
 def test_a_function_chooses_the_compression_of_each_weight():
     first, gradient = np.ones((2, 3), np.float32), np.full((2, 3), 0.5, np.float32)
     with p3.Session.open(Settings()) as session:

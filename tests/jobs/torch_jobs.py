@@ -1,11 +1,13 @@
 """Jobs of p3.torch, one function for each: torch_jobs.py [--staged] [--thread] NAME ARGUMENT..."""
 
+import json
 import math
 import os
 import signal
 import sys
 import threading
 import time
+import zlib
 
 import torch
 from torch import nn
@@ -17,6 +19,7 @@ from p3.torch import states
 from p3.torch.device import staging
 from p3.torch.parameters import arrays
 from p3.torch.start import job
+from p3.worker.keys import Keys
 from turns import Turns
 
 
@@ -40,6 +43,36 @@ def frozen_server(port):
     model(torch.ones(1, 2000))
     assert torch.allclose(before - model.weight, torch.full_like(before, 0.2), atol=1e-5)
     print("and took effect afterwards")
+
+
+def placed(*given):
+    """With a strategy that each worker is given, in JSON, or with none; worker 0 prints the weights' digest, what each
+    server holds, and which servers each key has. Two groups, frozen weights, P3_CHECK: a store of every kind."""
+    servers_of, apply = {}, Keys.apply
+
+    def noting(keys, key, agreed):
+        servers_of[key.name] = agreed.plan.servers
+        return apply(keys, key, agreed)
+
+    Keys.apply = noting
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(40, 30), nn.BatchNorm1d(30), nn.Linear(30, 20), nn.Linear(20, 2))
+    model[2].requires_grad_(False)
+    rest = [*model[1].parameters(), *model[3].parameters()]
+    groups = [{"params": model[0].parameters()}, {"params": rest, "lr": 0.2}]
+    strategy = json.loads(given[p3.torch.rank()]) if given else None
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+    p3.torch.DistributedOptimizer(optimizer, model, strategy=strategy)
+    for step in range(3):
+        optimizer.zero_grad()
+        torch.manual_seed(10 * p3.torch.rank() + step)
+        model(torch.randn(4, 40)).square().sum().backward()
+        optimizer.step()
+    optimizer.synchronize()
+    weights = torch.cat([one.detach().reshape(-1) for one in model.parameters()]).numpy()
+    held = [one["value_bytes"] for one in job.current().server_counters()]
+    if p3.torch.rank() == 0:
+        print(json.dumps({"digest": zlib.crc32(weights), "held": held, "servers": servers_of}))
 
 
 def goes_ahead():

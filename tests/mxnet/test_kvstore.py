@@ -269,6 +269,22 @@ def test_gradients_are_averaged_if_asked_for(kv):
     assert out.asnumpy().tolist() == [6, 6]  # over one worker; more in test_uneven.py
 
 
+def test_a_strategy_says_how_keys_are_cut_and_has_entries_for_them_alone(kv):
+    given = {"version": 1, "default": {"slice": 10}, "keys": {7: {"slice": 4}, "late": {"slice": 2}}}
+    with pytest.raises(MXNetError, match="the strategy in the script: server 1 is named, but the job has 1 server"):
+        kv.set_strategy({"version": 1, "default": {"servers": [1]}})
+    kv.set_strategy(given)
+    kv.init([7, "w"], [zeros(20), zeros(20)])
+    keys = kv._session.keys
+    assert [keys.wait_for(kv._keys[key].declared).plan.slice_elements for key in (7, "w")] == [4, 10]
+    with pytest.raises(MXNetError, match="has an entry for key 'late', but the keys are '7', 'w'. Correct its name"):
+        kv.push(7, mx.nd.ones(20))
+    kv.init("late", zeros(3))
+    out = zeros(20)
+    kv.pushpull(7, mx.nd.ones(20), out=out)
+    assert out.asnumpy().tolist() == [1] * 20
+
+
 def test_compression_may_be_named_as_in_mxnet(kv):
     kv.set_gradient_compression({"type": "2bit"})
     out = zeros(3)
@@ -332,6 +348,8 @@ def wrong_uses(kv):
     yield "csr array.*dense and row_sparse arrays only", lambda: kv.push("key", sparse)
     yield "must be set before the first init", lambda: kv.set_gradient_compression({"type": "2bit"})
     yield "must be set before the first init", lambda: kv.set_reduction("average")
+    yield "strategy .* must be set before the first init", lambda: kv.set_strategy({"version": 1})
+    yield "the strategy /nowhere cannot be read: No such file", lambda: kv.set_strategy("/nowhere")
     yield "must be a dict", lambda: kv.set_gradient_compression("2bit")
     yield "type is '3bit'; it must be one of 1bit, 2bit", lambda: kv.set_gradient_compression({"type": "3bit"})
     yield "threshold is 0.0; it must be", lambda: kv.set_gradient_compression({"type": "2bit", "threshold": 0})

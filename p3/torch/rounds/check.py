@@ -7,23 +7,25 @@ workers. The parameter that differs is named, on each worker whose digest is not
 from __future__ import annotations
 
 import zlib
-from typing import Callable, Dict
+from typing import Callable, Dict, Optional
 
 import numpy as np
 import torch
 
 from p3.frontend import waiting
+from p3.plan.strategy import Strategy
 from p3.torch.parameters.arrays import on_host
 from p3.torch.parameters.parameter import Parameter
 from p3.worker.session import Session
 
 
 class Check:
-    def __init__(self, session: Session, parameters: Dict[torch.Tensor, Parameter], every: int) -> None:
+    def __init__(self, session: Session, parameters: Dict[torch.Tensor, Parameter], every: int,
+                 strategy: Optional[Strategy] = None) -> None:  # fmt: skip
         """`every` so many steps; 0: never. All workers have the same."""
         self._session, self._parameters, self._every = session, parameters, every
         self._steps = 0
-        self.stores = [session.new_store()] if every else []
+        self.stores = [session.new_store(strategy)] if every else []
         if every:
             self._key = session.declare("digests", (len(parameters),), "int64", self.stores[0])
             waiting.from_rank_0(session, self._key, np.zeros(len(parameters), np.int64))

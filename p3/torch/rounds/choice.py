@@ -13,6 +13,7 @@ from p3.errors import ConfigError
 from p3.frontend.compression import Compression, Given
 from p3.plan import choices, combinations, key_plan
 from p3.plan.choices import Choice
+from p3.plan.strategy import Strategy
 from p3.settings import Settings
 from p3.torch import rules
 from p3.torch.grad_scaler import GradScaler
@@ -46,9 +47,10 @@ def _of_group(number: int, given: Any) -> Compression:
 
 def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module], synchronous: bool,
               max_grad_norm: Optional[float], compressions: Sequence[Compression], staleness: Union[int, float],
-              grad_scaler: Any = None, independent: bool = False) -> Rounds:  # fmt: skip
+              grad_scaler: Any = None, independent: bool = False,
+              strategy: Optional[Strategy] = None) -> Rounds:  # fmt: skip
     """All workers' parameters are the same when this returns. The arguments are those of DistributedOptimizer, but
-    `compressions`: of each param group."""
+    `compressions`: of each param group. `strategy`: as it was read."""
     session, settings = job.current(), Settings.from_env(os.environ)
     of_job = choices.of_job(takes_snapshots=False, replaces_workers=settings.replaces_workers)
     refusal = combinations.refusal(choices.TORCH, *of_job)
@@ -59,6 +61,8 @@ def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module
     is_known = rules.updates_parameters_alone(type(optimizer))
     names = {tensor: name for name, tensor in named_parameters(models)}
     require_parameters(optimizer, names)
+    if strategy is not None:
+        strategy.require(session.num_servers, (names[tensor] for tensor in parameters_of(optimizer)))
     alike = _compressed_alike(optimizer, compressions, names)
     is_low_rank = any(choices.of_compression(one.ways.up) == choices.LOW_RANK for one in alike)
     servers_have_sums = not is_low_rank and not any(map(is_factored, parameters_of(optimizer)))
@@ -81,7 +85,7 @@ def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module
         ways = [choices.of_compression(one.ways.up), choices.of_value_compression(one.ways.down)]
         ways += choices.of_sums_back(one.ways.down) if scales_sums else []
         require_together(session, optimizer, one.tensors, names, [*ways, *asked])
-    arguments = (optimizer, models, compressions, staleness)
+    arguments = (optimizer, models, compressions, staleness, strategy)
     if choices.NO_RULE not in updates:
         return OnServers(*arguments)
     if not waits and clips:

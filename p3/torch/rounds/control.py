@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from p3.frontend import steps, waiting
+from p3.plan.strategy import Strategy
 from p3.torch import rules
 from p3.torch.batches import weights
 from p3.torch.batches.alike import Alike
@@ -25,17 +26,18 @@ from p3.worker.session import Session
 
 
 class Control:
-    def __init__(self, session: Session, models: Sequence[torch.nn.Module]) -> None:
+    def __init__(self, session: Session, models: Sequence[torch.nn.Module],
+                 strategy: Optional[Strategy] = None) -> None:  # fmt: skip
         self._session = session
         self._models = models
         self._sizes = {name: _bytes(tensor) for name, tensor in named_buffers(models)}
-        self.store = store = session.new_store()
+        self.store = store = session.new_store(strategy)
         self._values = session.declare("values", (sum(self._sizes.values()),), "uint8", store)
         self.steps = steps.Steps(session, store, tells=4)
         self.alike = Alike(session)
         self._counted: Deque[Tuple[steps.Count, float]] = collections.deque()  # not looked at yet; what alike has told
         self._number = session.declare("number", (1,), "float64", store)
-        self._frozen = Frozen(session, models, store)
+        self._frozen = Frozen(session, models, store, strategy)
         waiting.from_rank_0(session, self._number, np.zeros(1))
 
     def broadcast(self) -> None:

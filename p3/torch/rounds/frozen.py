@@ -7,11 +7,12 @@ Neither servers nor workers ever hold more of them than those pieces, and snapsh
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
+from p3.plan.strategy import Strategy
 from p3.torch.parameters import trained
 from p3.torch.rounds.forward import named_parameters
 from p3.worker.key import Key
@@ -25,9 +26,10 @@ Place = Tuple[torch.Tensor, int, int]  # of a tensor's bytes: from, to
 
 
 class Frozen:
-    def __init__(self, session: Session, models: Sequence[torch.nn.Module], store: int) -> None:
+    def __init__(self, session: Session, models: Sequence[torch.nn.Module], store: int,
+                 strategy: Optional[Strategy] = None) -> None:  # fmt: skip
         """`store`: one that stays, where workers that have other weights hear of it."""
-        self._session, self._models = session, models
+        self._session, self._models, self._strategy = session, models, strategy
         session.declare("frozen", (0, _bytes(self._tensors())), "uint8", store)
 
     def _tensors(self) -> List[torch.Tensor]:
@@ -43,7 +45,7 @@ class Frozen:
             return
         count = -(-total // PIECE_BYTES)
         piece = -(-total // count)  # of equal size: a key is sent whole
-        store = session.new_store()
+        store = session.new_store(self._strategy)
         keys = [session.declare("piece %d" % number, (piece,), "uint8", store) for number in range(min(2, count))]
         arrays = [np.zeros(piece, np.uint8) for _ in keys]
         under_way: List[Tuple] = []

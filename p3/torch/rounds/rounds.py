@@ -19,6 +19,7 @@ from p3.frontend import partitions, snapshots
 from p3.frontend.compression import Compression
 from p3.frontend.order import Order
 from p3.plan import choices, combinations
+from p3.plan.strategy import Strategy
 from p3.settings import Settings
 from p3.torch import rules
 from p3.torch.batches.weights import Weights
@@ -51,8 +52,9 @@ class Rounds(job.Held, snapshots.Trainer):
     _watches_all = False  # all changes that torch does not count are found, in every step
 
     def __init__(self, optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module],
-                 compressions: Sequence[Compression], staleness: Union[int, float]) -> None:  # fmt: skip
-        """`compressions`: of each of the optimizer's groups."""
+                 compressions: Sequence[Compression], staleness: Union[int, float],
+                 strategy: Optional[Strategy] = None) -> None:  # fmt: skip
+        """`compressions`: of each of the optimizer's groups. `strategy`: of all stores."""
         self._session = session = job.current()
         settings = Settings.from_env(os.environ)
         self._optimizer, self._kind, self._models = optimizer, type(optimizer), models
@@ -63,7 +65,7 @@ class Rounds(job.Held, snapshots.Trainer):
         self._staleness = staleness
         names = {tensor: name for name, tensor in named_parameters(models)}
         self._release_former()
-        self._stores = [session.new_store() for _ in optimizer.param_groups]
+        self._stores = [session.new_store(strategy) for _ in optimizer.param_groups]
         self._parameters: Dict[torch.Tensor, Parameter] = {}
         self._comparisons = Comparisons()
         self._watched_gradients = Watched(self.show_gradients)
@@ -77,8 +79,8 @@ class Rounds(job.Held, snapshots.Trainer):
         self._watch = Watch(self._parameters, self._watches_all or settings.check > 0)
         if session.rank == 0:
             self._log_other_mathematics(names, compressions)
-        self._control = Control(session, models)
-        self._check = Check(session, self._parameters, settings.check)
+        self._control = Control(session, models, strategy)
+        self._check = Check(session, self._parameters, settings.check, strategy)
         self._order = Order(session, self._stores[0]) if settings.priority == "auto" else None
         self._forward = Forward(models, self._parameters, self._order, self._renew, self._control.alike.note,
                                 self._watched_gradients)  # fmt: skip
