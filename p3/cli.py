@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from p3.launch.engines import Engine
 
 # Modules that add a command each. The processes of a job start without them.
-_MEASURING = ("p3.measure.lab.command", "p3.measure.bench.plot_command", "p3.trace.command", "p3.measure.bench.command",
-              "p3.measure.chaos.command", "p3.measure.simulate.command", "p3.measure.planning.command",
-              "p3.doctor.command", "p3.top.command")
+_MEASURING = ("p3.measure.lab.command", "p3.measure.bench.plot_command", "p3.measure.tracing.command",
+              "p3.measure.bench.command", "p3.measure.chaos.command", "p3.measure.simulate.command",
+              "p3.measure.planning.command", "p3.doctor.command", "p3.top.command")
 
 _OF_RAY = ("cpus", "gpus", "timeout_s")  # options, by the fields of Wants
 

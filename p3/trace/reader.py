@@ -52,6 +52,11 @@ class Key(NamedTuple):
     shape: tuple
     dtype: str
     slices: int
+    slice_elements: int
+    servers: tuple  # of its plan; (): all
+    row_elements: int  # 0: it is dense
+    codec: dict  # of what is pushed, and of what comes back; {}: as it is
+    value_codec: dict
 
 
 class Process(NamedTuple):
@@ -103,7 +108,8 @@ def _read(path: Path) -> Process:
         keys = {
             int(line["key"]): Key(
                 int(line["store"]), str(line["name"]), tuple(map(int, line["shape"])), str(line["dtype"]),
-                int(line["slices"]),
+                int(line["slices"]), int(line["slice_elements"]), tuple(map(int, line["servers"])),
+                int(line["row_elements"]), dict(line["codec"]), dict(line["value_codec"]),
             )
             for line in lines[1:]
         }  # fmt: skip

@@ -14,11 +14,12 @@ from typing import Optional
 
 from p3.cluster.node import Node
 from p3.errors import ConfigError
+from p3.plan.key_plan import KeyPlan
 from p3.settings import Settings
 
 log = logging.getLogger("p3.trace")
 
-VERSION = 1
+VERSION = 2
 PROCESS_SUFFIX, EVENTS_SUFFIX = ".process.json", ".p3trace"
 
 
@@ -56,12 +57,14 @@ class Recording:
         """None where P3_TRACE is unset."""
         return None if settings.trace is None else cls(settings.trace, node)
 
-    def note_key(self, wire_key: int, store: int, name, shape, dtype: str, slices: int) -> None:
+    def note_key(self, store: int, name, shape, dtype: str, plan: KeyPlan) -> None:
         """A full disk costs the key its name in the report, and the job nothing."""
         try:
             self._write(
-                kind="key", key=wire_key, store=store, name=str(name), shape=list(shape), dtype=dtype, slices=slices
-            )
+                kind="key", key=plan.wire_key, store=store, name=str(name), shape=list(shape), dtype=dtype,
+                slices=plan.slices, slice_elements=plan.slice_elements, servers=list(plan.servers),
+                row_elements=plan.row_elements, codec=dict(plan.codec), value_codec=dict(plan.value_codec),
+            )  # fmt: skip
         except OSError as error:
             log.warning("%s: key %r is not recorded: %s", self._path, name, error.strerror)
 

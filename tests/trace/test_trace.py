@@ -328,7 +328,7 @@ def test_damaged_files_are_refused_with_their_name(copied, capsys):
         ("[]\n", "is damaged"),
         ("no JSON\n", "cannot be read"),
         ('{"kind": "process", "version": 99}\n', "is of another version of P3"),
-        ('{"kind": "process", "version": 1, "role": "worker"}\n', "is damaged"),
+        ('{"kind": "process", "version": 2, "role": "worker"}\n', "is damaged"),
     ],
 )
 def test_damaged_descriptions_are_refused_with_their_name(copied, capsys, text, problem):

@@ -54,6 +54,17 @@ def recorded_model(trace: Trace, compute_s: Optional[float] = None) -> Tuple[mod
     return models.Model("the recorded run", 1.0, layers), compute_s
 
 
+def iteration_s(trace: Trace) -> float:
+    """The median of what the run took from one round's last gradient to the next one's. ConfigError without two."""
+    ready = trace.lives["ready"]
+    known = trace.lives[np.isfinite(ready) & (trace.lives["round"] > 0)]
+    last = {number: float(known["ready"][known["round"] == number].max()) for number in set(known["round"].tolist())}
+    took = [last[number + 1] - at for number, at in last.items() if number + 1 in last]
+    if not took:
+        raise ConfigError("the trace holds no two rounds, one behind the other: nothing tells what an iteration took")
+    return float(np.median(took))
+
+
 def _rounds(lives):
     """Of each worker, one after the other."""
     for worker in sorted(set(lives["worker"].tolist())):

@@ -98,7 +98,7 @@ def settings(options: argparse.Namespace) -> Iterator[Setting]:
         yield Setting(
             model=loaded[name],
             compute_s=compute_s,
-            network=network(options, Network(_of_hosts(rate, hosts), _of_hosts(down, hosts), delay_ms), congestion),
+            network=network(options, Network(of_hosts(rate, hosts), of_hosts(down, hosts), delay_ms), congestion),
             scheme=scheme,
             compression=compression,
             clip=clip,
@@ -142,7 +142,7 @@ def network(options: argparse.Namespace, of: Network, congestion: str) -> Networ
     return dataclasses.replace(of, congestion=congestion, **given)
 
 
-def _of_hosts(rate: Tuple[float, ...], hosts: int) -> Tuple[float, ...]:
+def of_hosts(rate: Tuple[float, ...], hosts: int) -> Tuple[float, ...]:
     if len(rate) > hosts:
         raise ConfigError(f"{len(rate)} rates are given for {hosts} hosts")
     return rate + rate[-1:] * (hosts - len(rate))
@@ -175,7 +175,12 @@ def _strategy(path: str) -> strategies.Strategy:
 
 
 def _link_rates(text: str) -> List[Tuple[float, ...]]:
-    return [tuple(rates(part.replace(":", ","))) for part in text.split(",")]
+    return [link_rate(part) for part in text.split(",")]
+
+
+def link_rate(text: str) -> Tuple[float, ...]:
+    """One, or one for each host, the last one for all others."""
+    return tuple(rates(text.replace(":", ",")))
 
 
 def _pair(left: Callable, right: Callable) -> Callable[[str], Tuple]:

@@ -33,7 +33,7 @@ class Link(ABC):
     def note_key(self, key: Key, plan: KeyPlan) -> None:
         """For the trace, if there is one."""
         if self.recording is not None:
-            self.recording.note_key(plan.wire_key, key.store, key.name, key.shape, key.dtype, plan.slices)
+            self.recording.note_key(key.store, key.name, key.shape, key.dtype, plan)
 
     @abstractmethod
     def label_of(self, worker: int) -> str:
