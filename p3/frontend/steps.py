@@ -73,7 +73,7 @@ class Steps:
         self._session.wait([one.operation for one in self._counting])
         self._counting = []
 
-    def serve_others(self, rounds: Iterable[KeyRounds], follow: Callable[[], None]) -> None:
+    def serve_others(self, rounds: Iterable[KeyRounds], follow: Callable[[Count], None]) -> None:
         """join(): takes part in the others' steps without a gradient, until every worker is here. All of the `rounds`
         have one in each step; `follow` takes their results over."""
         rounds = list(rounds)
@@ -81,15 +81,12 @@ class Steps:
             for one in rounds:
                 one.skip()
                 one.end_step()
-            if not self._does_anyone_step():
+            count = self.skip()
+            waiting.wait(self._session, count.operation)  # others may take their time; a failure ends the wait
+            if not count.operation.updated:
                 break
-            follow()
+            follow(count)
         for one in rounds:
             one.take_last()
         for one in rounds:
             one.land()
-
-    def _does_anyone_step(self) -> bool:
-        operation = self.skip().operation
-        waiting.wait(self._session, operation)  # the others may take their time; a failure ends the wait
-        return operation.updated

@@ -22,7 +22,7 @@ from p3.frontend import snapshots
 from p3.frontend.compression import Compression, Given
 from p3.frontend.order import Order
 from p3.frontend.rounds import KeyRounds, Round
-from p3.frontend.steps import Steps
+from p3.frontend.steps import Count, Steps
 from p3.plan import strategy as strategies
 from p3.settings import Settings
 from p3.worker.key import Key
@@ -113,7 +113,7 @@ class Weights(snapshots.Trainer):
         """For a worker that has no batches left: returns when every worker has called it. Until then the others' steps
         go on without its gradients; `after_step` is called after each of them."""
 
-        def follow() -> None:
+        def follow(_count: Count) -> None:
             self.land()
             after_step()
 

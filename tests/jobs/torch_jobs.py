@@ -362,6 +362,53 @@ def uneven(folder, kind, *steps):
     print("worker %d follows" % rank)
 
 
+def _made(kind, **settings):
+    torch.manual_seed(3)
+    model = nn.Linear(4, 2)
+    optimizer = {"adamax": torch.optim.Adamax, "clipped": torch.optim.AdamW}.get(kind, torch.optim.Adam)
+    own = {"synchronous": {"synchronous": True}, "clipped": {"max_grad_norm": 1.0}}.get(kind, {})
+    optimizer = optimizer(model.parameters(), lr=0.1, **settings)
+    return model, p3.torch.DistributedOptimizer(optimizer, model, **own)
+
+
+def _take_step(model, optimizer):
+    optimizer.zero_grad()
+    model(torch.ones(1, 4)).square().mean().backward()
+    optimizer.step()
+
+
+def joins_without_its_schedule(kind):
+    """Worker 1 has no batches left, and does not step its schedule as worker 0 does."""
+    model, optimizer = _made(kind)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    for _ in range(1 if p3.torch.rank() == 1 else 4):
+        _take_step(model, optimizer)
+        schedule.step()
+    optimizer.join()
+    print("worker %d ends with %s" % (p3.torch.rank(), model.weight.detach().flatten().tolist()))
+
+
+def begins_alone(kind, how):
+    """Worker 0 begins otherwise than worker 1, whose optimizer updates weights of its own."""
+    rank = p3.torch.rank()
+    settings = {"betas": (0.5, 0.99)} if how == "with settings" and rank == 0 else {}
+    model, optimizer = _made(kind, **settings)
+    torch.manual_seed(4)
+    twin = nn.Linear(4, 2)
+    plain = type(optimizer).__bases__[1](twin.parameters(), lr=0.1)
+    _take_step(twin, plain)
+    if how == "loads later":
+        _take_step(model, optimizer)
+    if how == "joins":
+        optimizer.join()
+    if rank == 0 and how != "with settings" or how == "all load":
+        optimizer.load_state_dict(plain.state_dict())
+    for _ in range(0 if how == "joins first" and rank == 1 else 3):
+        _take_step(model, optimizer)
+    optimizer.join()
+    print("worker %d ends with %s" % (rank, model.weight.detach().flatten().tolist()))
+
+
 def compressed(synchronous):
     """Against both workers' gradients, computed here and compressed as the documentation says."""
     kinds = ["plain", *codecs.of_gradients()]

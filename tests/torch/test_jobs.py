@@ -58,6 +58,37 @@ def test_workers_may_take_different_numbers_of_steps(tmp_path, kind):
     assert output.count("follows") == 3
 
 
+@pytest.mark.parametrize("kind", ["adamax", "synchronous", "clipped"])
+def test_a_worker_that_follows_others_by_another_learning_rate_is_an_error(kind):
+    status, output = jobs.run_p3(2, 1, script("joins_without_its_schedule", kind))
+    assert status != 0, output
+    assert "in join() the learning rates of this worker's param groups add up to 0.05, and those of the workers that " \
+        "take the step to 0.025; the weight decays" in output  # fmt: skip
+
+
+def test_where_the_servers_update_a_worker_that_follows_needs_no_learning_rate():
+    status, output = jobs.run_p3(2, 1, script("joins_without_its_schedule", "adam"))
+    assert status == 0, output
+    assert len(set(re.findall(r"ends with (.*)", output))) == 1, output
+
+
+@pytest.mark.parametrize("kind, how", [
+    ("adamax", "loads first"), ("adamax", "loads later"), ("synchronous", "loads first"), ("clipped", "loads later"),
+    ("adamax", "with settings"), ("adamax", "joins first"), ("adamax", "joins"),
+])  # fmt: skip
+def test_optimizers_that_begin_otherwise_on_one_worker_are_an_error(kind, how):
+    status, output = jobs.run_p3(2, 1, script("begins_alone", kind, how))
+    assert status != 0, output
+    assert "the workers' optimizers differ, and each updates its own weights" in output
+
+
+@pytest.mark.parametrize("kind", ["adamax", "synchronous", "clipped"])
+def test_optimizers_that_all_load_one_state_end_alike(kind):
+    status, output = jobs.run_p3(2, 1, script("begins_alone", kind, "all load"))
+    assert status == 0, output
+    assert len(set(re.findall(r"ends with (.*)", output))) == 1, output
+
+
 @pytest.mark.parametrize("staged", [[], ["--staged"]])
 @pytest.mark.parametrize("staleness, workers", [("0", 2), ("1", 2), ("3", 3), ("inf", 2)])
 def test_workers_may_be_steps_apart(staged, staleness, workers):

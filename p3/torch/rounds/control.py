@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import math
-from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -33,9 +33,12 @@ class Control:
         self._sizes = {name: _bytes(tensor) for name, tensor in named_buffers(models)}
         self.store = store = session.new_store(strategy)
         self._values = session.declare("values", (sum(self._sizes.values()),), "uint8", store)
-        self.steps = steps.Steps(session, store, tells=4)
+        self.steps = steps.Steps(session, store, tells=7)
         self.alike = Alike(session)
-        self._counted: Deque[Tuple[steps.Count, float]] = collections.deque()  # not looked at yet; what alike has told
+        # What all workers' updates begin with, as a number: where they update, the next step tells it.
+        self.beginning: Optional[Callable[[], float]] = None
+        # Not looked at yet; with what this worker has told of its beginning, and of its data.
+        self._counted: Deque[Tuple[steps.Count, float, float]] = collections.deque()
         self._number = session.declare("number", (1,), "float64", store)
         self._frozen = Frozen(session, models, store, strategy)
         waiting.from_rank_0(session, self._number, np.zeros(1))
@@ -80,12 +83,16 @@ class Control:
         weigh the same. `is_new`: whether this worker has any gradient that no step has had; see are_new().
         ValueError if some have told samples in a step before, and others have not."""
         self._look_at_counted()
-        digest = self.alike.digest()
-        lr, decay = (sum(_number(group.get(name)) for group in groups) for name in ("lr", "weight_decay"))
+        digest, beginning, (lr, decay) = self.alike.digest(), self._take_beginning(), _rates(groups)
         priority = steps.LAST if samples is None else steps.FIRST
-        count = self.steps.count(lr, decay, (*weights.told(samples), float(is_new), digest), priority)
-        self._counted.append((count, digest))
+        told = (*weights.told(samples), float(is_new), lr, decay, beginning, digest)
+        count = self.steps.count(lr, decay, told, priority)
+        self._counted.append((count, beginning, digest))
         return count
+
+    def _take_beginning(self) -> float:
+        tell, self.beginning = self.beginning, None
+        return 0.0 if tell is None else tell()
 
     def are_new(self, count: steps.Count) -> bool:
         """Whether any worker had such a gradient in that step. Waits until all have counted it."""
@@ -94,9 +101,29 @@ class Control:
 
     def _look_at_counted(self) -> None:
         while self._counted and self._counted[0][0].operation.done:
-            count, digest = self._counted.popleft()
+            count, beginning, digest = self._counted.popleft()
             weights.require_told_by_all(self._session, count)
+            self._require_same_beginning(count, beginning)
             self.alike.compare(digest, count.workers, count.told[-1])
+
+    def _require_same_beginning(self, count: steps.Count, own: float) -> None:
+        if count.told[5] != own * count.workers:
+            raise ValueError(
+                "%s: the workers' optimizers differ, and each updates its own weights: in class, settings, or states. "
+                "Make the same one on every worker, and call load_state_dict() on all with the same content"
+                % self._session.label
+            )
+
+    def require_same_updates(self, count: steps.Count, groups: Sequence[Dict[str, Any]]) -> None:
+        """In join(), before this worker updates as those do that took the step. ValueError if it cannot."""
+        self._require_same_beginning(count, self._take_beginning())
+        own, theirs = _rates(groups), [told / count.workers for told in count.told[3:5]]
+        if not np.allclose(own, theirs, rtol=1e-9, atol=0):
+            raise ValueError(
+                "%s: in join() the learning rates of this worker's param groups add up to %g, and those of the workers "
+                "that take the step to %g; the weight decays to %g and %g. Pass join() what sets them behind each "
+                "step, as scheduler.step does" % (self._session.label, own[0], theirs[0], own[1], theirs[1])
+            )
 
     def mean(self, number: Any, factor: float = 1.0) -> Any:
         """Of what every worker gives at the same point, times its `factor`; None for a closure that returns none. Waits
@@ -117,6 +144,11 @@ class Control:
     def wait_for_rank_0(self) -> None:
         """Every worker at the same point: none goes on before rank 0 is here, which waits for nobody."""
         waiting.from_rank_0(self._session, self._number, np.zeros(1))
+
+
+def _rates(groups: Sequence[Dict[str, Any]]) -> List[float]:
+    """The learning rates of all, added up, and the weight decays."""
+    return [sum(_number(group.get(name)) for group in groups) for name in ("lr", "weight_decay")]
 
 
 def _number(value: Any) -> float:

@@ -18,6 +18,7 @@ import torch
 from p3.frontend import partitions, snapshots
 from p3.frontend.compression import Compression
 from p3.frontend.order import Order
+from p3.frontend.steps import Count
 from p3.plan import choices, combinations
 from p3.plan.strategy import Strategy
 from p3.settings import Settings
@@ -31,6 +32,7 @@ from p3.torch.parameters.arrays import on_host
 from p3.torch.parameters.parameter import Parameter
 from p3.torch.parameters.watched import Watched
 from p3.torch.requirements import is_factored, require_same_parameters
+from p3.torch.rounds import beginning
 from p3.torch.rounds.check import Check
 from p3.torch.rounds.control import Control
 from p3.torch.rounds.forward import Forward, named_parameters
@@ -224,7 +226,9 @@ class Rounds(job.Held, snapshots.Trainer):
             parameter.init(value)
         self._land()
         self._control.broadcast()
-        if resumed is not None:
+        if resumed is None:
+            self._tell_beginning()
+        else:
             self._control.take(resumed["buffers"])
 
     def order_stats(self) -> Dict[str, float]:
@@ -482,7 +486,9 @@ class Rounds(job.Held, snapshots.Trainer):
         self._begin()
         self._land()
 
-        def follow() -> None:
+        def follow(count: Count) -> None:
+            if self._updates_here:
+                self._control.require_same_updates(count, self._optimizer.param_groups)
             self._follow()
             self._check.after_step(self._land)
             if after_step is not None:
@@ -548,6 +554,12 @@ class Rounds(job.Held, snapshots.Trainer):
         self._land()
         load_state_dict(content)
         self._relink_groups()
+        self._tell_beginning()
+
+    def _tell_beginning(self) -> None:
+        """Workers that each update would drift apart, if they did not begin alike."""
+        if self._updates_here:
+            self._control.beginning = lambda: beginning.digest(self._kind, self._optimizer)
 
 
 def _with_sparse_gradients(models: Sequence[torch.nn.Module]) -> Set[torch.Tensor]:
