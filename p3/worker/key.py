@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+import numpy as np
 
 from p3.codecs import LOW_RANK
 from p3.plan import key_plan
@@ -120,6 +123,30 @@ def _own_options(options: Any) -> Dict[str, Dict[str, Any]]:
     own = {option: {} if value is None else value for option, value in options.items()}
     validate_of_key(own)
     return {option: dict(value) for option, value in own.items()}
+
+
+# Of bfloat16, which NumPy does not know, any of that size will do.
+_TYPES = {name: np.dtype("int16" if name == "bfloat16" else name) for name in DTYPES}
+
+
+def require_array(label: str, key: Key, what: str, array: Any, shape: Tuple[int, ...]) -> None:
+    """ValueError unless it can be the key's: the core sees bytes, and would take others for numbers that they are not.
+    One axis will do for all of `shape`."""
+    given = array if isinstance(array, np.ndarray) else np.asarray(array)
+    wanted = _TYPES[key.dtype]
+    is_of_type = given.dtype is wanted or given.dtype == wanted
+    if given.shape == shape and is_of_type:
+        return
+    if key.dtype == "bfloat16":
+        is_of_type = given.itemsize == wanted.itemsize
+    is_of_shape = given.ndim == 1 or _without_ones(given.shape) == _without_ones(shape)
+    if not (is_of_type and is_of_shape and given.size == math.prod(shape)):
+        raise ValueError("%s: key %r: the %s has shape %s and type %s; it must have %s and %s"
+                         % (label, key.name, what, given.shape, given.dtype, shape, key.dtype))  # fmt: skip
+
+
+def _without_ones(shape: Tuple[int, ...]) -> Tuple[int, ...]:
+    return tuple(length for length in shape if length != 1)
 
 
 def require_same(label: str, key: Key, declared: Key) -> None:

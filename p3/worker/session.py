@@ -31,7 +31,7 @@ from p3.plan.strategy import Strategy
 from p3.settings import Settings, in_job
 from p3.worker import open_sessions
 from p3.worker.control import Control
-from p3.worker.key import NORM, FactorShape, Key, Name, checked
+from p3.worker.key import NORM, FactorShape, Key, Name, checked, require_array
 from p3.worker.keys import Keys
 from p3.worker.links.link import Link
 from p3.worker.lowrank.matrices import Matrices
@@ -203,6 +203,7 @@ class Session(Control):
         if value is ON_SERVERS:
             self.saved.leave_to_servers(key)
             value = None
+        self._require_arrays(key, key.landing_shape, "value", value, landing)
         init = self.core.init_rows if key.sparse else self.core.init
         return init(key.handle, value, landing, priority)
 
@@ -235,12 +236,16 @@ class Session(Control):
         self.check()
         if key.sparse or key.rank:
             self._require_at_once(key, gated or more and key.sparse, tell)
+        if key.sparse:
+            ids, values = gradient
+            self._require_arrays(key, (len(ids), *key.shape[1:]), "array of rows", values, landing)
+        else:
+            self._require_arrays(key, key.shape, "gradient", gradient, landing)
         self.begin_push(key)
         if key.rank:
             return self.low_rank.push(key, gradient, landing, priority)
         scalars = (lr, wd, rescale, updates, schedule, fields)
         if key.sparse:
-            ids, values = gradient
             return self.core.push_rows(key.handle, ids, values, landing, priority, scalars)
         return self.core.push(key.handle, gradient, landing, priority, scalars, gated, more, tell)
 
@@ -265,6 +270,7 @@ class Session(Control):
         self.check()
         if key.sparse or key.rank:
             self._require_at_once(key, gated, tell)
+        self._require_arrays(key, key.shape, "", None, landing)
         self.progress.skip(key)
         if key.rank:
             return self.low_rank.skip(key, landing, priority, goes_on)
@@ -292,6 +298,12 @@ class Session(Control):
         if key.sparse or ids is not None:
             return self.core.store_rows(key.handle, part, _all_rows(key) if ids is None else ids, content, updates)
         return self.core.store(key.handle, part, content, updates)
+
+    def _require_arrays(self, key: Key, shape: Tuple[int, ...], what: str, array: Any, landing: Any) -> None:
+        if array is not None:
+            require_array(self.label, key, what, array, shape)
+        if landing is not None:
+            require_array(self.label, key, "landing array", landing, key.landing_shape)
 
     def _require_at_once(self, key: Key, waits: bool, tell: Any) -> None:
         if waits or tell is not None:

@@ -298,6 +298,20 @@ def test_a_copy_of_the_model_is_no_part_of_the_job(model, optimizer):
     assert not torch.equal(average.module[0].weight, before["0.weight"])
 
 
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_a_parameter_that_has_become_smaller_is_named(model, synchronous):
+    optimizer = p3.torch.DistributedOptimizer(sgd(model), model, synchronous=synchronous)
+    step(model, optimizer)
+    optimizer.synchronize()
+    optimizer.zero_grad()
+    weight = model[0].weight
+    weight.data = weight.data[:-1].clone()
+    said = "parameter 0.weight was changed from|the gradient of 0.weight is of"
+    with pytest.raises(ValueError, match="(%s).* before DistributedOptimizer" % said):
+        weight.square().sum().backward()
+        optimizer.step()
+
+
 def test_an_older_graph_notices_that_a_weight_has_changed(model, optimizer):
     step(model, optimizer)
     loss = model(torch.ones(2, 4)).square().sum()

@@ -178,9 +178,39 @@ def test_a_negative_length_is_refused(session):
 
 def test_an_array_of_another_size_is_refused_and_nothing_is_written(session):
     key, landing = session.declare("w", (4,), "float32"), np.full(4, 7, np.float32)
-    with pytest.raises(ValueError, match="bytes"):
+    said = r"key 'w': the value has shape \(3,\) and type float32; it must have \(4,\) and float32"
+    with pytest.raises(ValueError, match=said):
         session.init(key, np.zeros(3, np.float32), landing)
     assert (landing == 7).all()
+
+
+@pytest.mark.parametrize("gradient, said", [
+    (np.ones((2, 3), "int32"), r"key 'w': the gradient has shape \(2, 3\) and type int32; it must have \(2, 3\) and f"),
+    (np.ones((2, 3), ">f4"), r"the gradient has shape \(2, 3\) and type >f4; it must have"),
+    (np.ones(3), r"the gradient has shape \(3,\) and type float64; it must have"),
+    (np.ones((3, 2), "float32"), r"the gradient has shape \(3, 2\) and type float32; it must have \(2, 3\)"),
+    (memoryview(np.ones((2, 3), "int32")), "the gradient has shape .* and type int32; it must have"),
+])  # fmt: skip
+def test_an_array_that_has_the_bytes_of_another_is_refused(session, gradient, said):
+    key, landing = session.declare("w", (2, 3), "float32"), np.full((2, 3), 7, "float32")
+    session.init(key, landing.copy(), landing).wait(30)
+    with pytest.raises(ValueError, match=said):
+        session.pushpull(key, gradient, landing)
+    if gradient.nbytes == landing.nbytes:
+        with pytest.raises(ValueError, match=said.replace("gradient", "landing array")):
+            session.skip(key, gradient)
+    assert (landing == 7).all()
+    for same in (np.float32([1, 2, 3, 4, 5, 6]), np.float32([[[1, 2, 3]], [[4, 5, 6]]]), memoryview(landing.copy())):
+        session.pushpull(key, same, landing).wait(30)
+        assert landing.tobytes() == same.tobytes()
+    session.pushpull(key, landing, landing).wait(30)
+
+
+def test_rows_that_have_the_bytes_of_others_are_refused(session):
+    key, landing = session.declare("w", (5, 2), "float32", sparse=True), np.zeros((5, 2), "float32")
+    session.init(key, landing.copy(), landing).wait(30)
+    with pytest.raises(ValueError, match=r"the array of rows has shape \(1, 2\) and type int32; it must have"):
+        session.pushpull(key, (np.int64([3]), np.ones((1, 2), "int32")), landing)
 
 
 def test_an_option_cannot_be_exchanged(session):

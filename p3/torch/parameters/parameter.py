@@ -161,9 +161,10 @@ class Parameter(KeyRounds):
         self._make_room()
         self._require_unwritten()
         gradient = self.tensor.grad
-        if gradient.dtype != self.landing.dtype:
-            raise ValueError("the gradient of %s is of %s, but its key is of %s: change types before "
-                             "DistributedOptimizer" % (self.name, gradient.dtype, self.landing.dtype))  # fmt: skip
+        if self._kind_of(gradient) != self._kind_of(self.landing):
+            raise ValueError("the gradient of %s is of %s, shape %s, on %s, but its key is of %s, %s, on %s: change "
+                             "these before DistributedOptimizer"
+                             % (self.name, *self._kind_of(gradient), *self._kind_of(self.landing)))  # fmt: skip
         self._sent = self._scalars()
         sent = _Gradient(gradient, self.is_watched)
         self._begin(self._push(gradient, more and self._is_small), is_skip=False)
@@ -373,13 +374,17 @@ class Parameter(KeyRounds):
         was, now = self._layout(self.landing), self._layout(self.tensor)
         if was != now:
             raise ValueError(
-                "type, device or memory format of parameter %s was changed from %s, %s, strides %s to %s, %s, strides "
-                "%s: do that before DistributedOptimizer" % (self.name, *was, *now)
+                "type, device, shape or memory format of parameter %s was changed from %s, %s, %s, strides %s to %s, "
+                "%s, %s, strides %s: do that before DistributedOptimizer" % (self.name, *was, *now)
             )
 
     @staticmethod
+    def _kind_of(tensor: torch.Tensor) -> tuple:
+        return tensor.dtype, tuple(tensor.shape), tensor.device
+
+    @staticmethod
     def _layout(tensor: torch.Tensor) -> tuple:
-        return tensor.dtype, tensor.device, tensor.stride()
+        return tensor.dtype, tensor.device, tuple(tensor.shape), tensor.stride()
 
     def _take_value(self, _operation) -> bool:
         self._copy_landing()
