@@ -493,9 +493,11 @@ class Session(Control):
 
     def close(self) -> None:
         """See Control.close. What waits for other workers to leave waits here, while all threads still run."""
+        is_known = self._failure_is_known
         with contextlib.suppress(P3Error):
             self.snapshots.finish()
             self._finish_low_rank()
+        self._failure_is_known = is_known  # what has only come up here, the script has not been told
         if self._unusable is None:
             self.progress.leave()
         super().close()

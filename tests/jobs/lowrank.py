@@ -238,6 +238,23 @@ def waits_in_vain(session):
         time.sleep(5)
 
 
+def dies_unseen(session):
+    """Worker 1 goes away when worker 0 has begun its last round, and waits for nothing any more."""
+    import os
+    import time
+
+    keys = Keys(session)
+    if session.rank == 1:
+        session.barrier()
+        time.sleep(0.5)
+        os._exit(3)
+    keys.begin("wide", gradient(0, "wide", 0))
+    session.barrier()
+    while not session.has_ended:
+        time.sleep(0.1)
+    time.sleep(1.5)  # until lowrank has seen it, too
+
+
 def dies(session):
     """Worker 1 goes away while worker 0 waits for the round."""
     import os

@@ -69,6 +69,11 @@ def test_a_dead_worker_ends_the_wait_for_a_round():
     assert re.search(r"worker 0 was told: P3Error .*worker 1", output), output
 
 
+def test_a_worker_that_has_not_seen_the_failure_says_it_at_its_end():
+    _, output = jobs.run_p3(2, 1, jobs.python("lowrank.py", "dies_unseen"))
+    assert re.search(r"\[worker 0\] p3: the job failed: .*lost worker 1", output), output
+
+
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_a_worker_that_ends_without_waiting_takes_its_part_in_the_round(workers):
     run(workers, "leaves")

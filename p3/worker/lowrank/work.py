@@ -111,7 +111,8 @@ class Work:
                         continue
                     round, step = heapq.heappop(self._due)[-2:]
                 try:
-                    step()
+                    if not self._session.has_ended:
+                        step()
                 except P3Error:
                     pass  # the job has failed
                 except Exception as error:
@@ -131,8 +132,6 @@ class Work:
             round.end(False, self._failure())
 
     def _failure(self) -> P3Error:
-        try:
-            self._session.check()
-        except P3Error as error:
-            return error
-        return P3Error("%s: the session was closed" % self._session.label)
+        """Not by check(), which notes that the script knows: who waits for the round will, if anybody does."""
+        error = self._session.core.error
+        return P3Error("%s: the session was closed" % self._session.label) if error is None else error
