@@ -80,7 +80,8 @@ class Control:
     def fail(self, text: str) -> None:
         """Fails the whole job: every node gets the text, with this worker's name before it. The first failure wins."""
         if self._unusable is None:
-            text = sendable("%s: %s" % (self.label, text))
+            own = "%s: " % self.label
+            text = sendable(own + text.replace(own, ""))  # errors of its own begin with that as well
             self._failure_is_known = True
             self.core.fail(text)
             # The first failure, which the scheduler may not have heard of yet, and of which the script has died.

@@ -213,6 +213,13 @@ def test_rows_that_have_the_bytes_of_others_are_refused(session):
         session.pushpull(key, (np.int64([3]), np.ones((1, 2), "int32")), landing)
 
 
+def test_a_failure_names_its_worker_once():
+    with Session.open(Settings()) as opened:
+        opened.fail("the script ended with ValueError: %s: key 'w' is gone" % opened.label)
+        text = str(opened.core.error)
+    assert text == "worker 0 (this process): the script ended with ValueError: key 'w' is gone"
+
+
 def test_an_option_cannot_be_exchanged(session):
     half = dict(SGD, momentum=0.5)
     assert session.option(0, "optimizer") is None
