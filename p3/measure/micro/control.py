@@ -17,18 +17,22 @@ import os
 import secrets
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from typing import Dict, List, NamedTuple, Sequence
+from typing import IO, Dict, List, NamedTuple, Sequence
 
 from p3.cluster.node import loopback
 from p3.measure import arguments as given
 from p3.measure.replay import models
 
-_WAIT_S = 600.0
+_WAIT_S = 600.0  # for all nodes to meet, and again for each of what follows
+_REST_S = 10.0  # in which nodes hear that the scheduler has gone
 
 
 class Job(NamedTuple):
     scheduler: subprocess.Popen
+    said: IO[str]  # what the scheduler has written to standard error
     workers: List[subprocess.Popen]
     servers: List[subprocess.Popen]
 
@@ -66,12 +70,12 @@ def measure(nodes: int, model: str, processes: int) -> Measured:
     job = _start(nodes, model, processes)
     everybody = [*job.workers, *job.servers]
     try:
-        started = max(_read(process, "started") for process in everybody)
-        agreed = max(_read(process, "agreed") for process in everybody)
+        started = _last(job, everybody, "started")
+        agreed = _last(job, everybody, "agreed")
         usage = _usage(job.scheduler.pid)
         killed = time.monotonic()
         job.workers[-1].kill()
-        heard = max(_read(process, "failed") for process in everybody if process is not job.workers[-1])
+        heard = _last(job, [process for process in everybody if process is not job.workers[-1]], "failed")
     finally:
         for process in [job.scheduler, *everybody]:
             process.kill()
@@ -90,8 +94,9 @@ def _start(nodes: int, model: str, processes: int) -> Job:
         "from p3.cluster.node import listen_as_root; listener = listen_as_root(%r, 0); " \
         "print(listener.getsockname()[1], flush=True); " \
         "sys.exit(scheduler.main(Settings.from_env(os.environ), listener.detach()))" % host
+    said = tempfile.TemporaryFile("w+")
     scheduler = subprocess.Popen([sys.executable, "-c", code], env=dict(environment, DMLC_ROLE="scheduler"),
-                                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)  # fmt: skip
+                                 stdout=subprocess.PIPE, stderr=said, text=True)  # fmt: skip
     environment["DMLC_PS_ROOT_PORT"] = scheduler.stdout.readline().strip()
     half = max(1, processes // 2)
     limits = [nodes * number // half for number in range(half + 1)]
@@ -104,7 +109,34 @@ def _start(nodes: int, model: str, processes: int) -> Job:
             for begin, end in zip(limits, limits[1:]) if end > begin
         ]  # fmt: skip
 
-    return Job(scheduler, of_role("worker"), of_role("server"))
+    return Job(scheduler, said, of_role("worker"), of_role("server"))
+
+
+def _last(job: Job, processes: Sequence[subprocess.Popen], phase: str) -> float:
+    """When the last of them has come to it. SystemExit, with the scheduler's last line, if one does not: in _WAIT_S, or
+    in _REST_S if there is no scheduler any more."""
+    over = threading.Event()
+
+    def watch() -> None:
+        try:
+            job.scheduler.wait(_WAIT_S)
+        except subprocess.TimeoutExpired:
+            pass
+        else:
+            over.wait(_REST_S)
+        if not over.is_set():
+            for process in processes:
+                process.kill()
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        return max(_read(process, phase) for process in processes)
+    except EOFError as error:
+        job.said.seek(0)
+        last = (job.said.read().splitlines() or ["none"])[-1]
+        raise SystemExit("p3 bench control: %s; the scheduler's last line: %s" % (error, last)) from None
+    finally:
+        over.set()
 
 
 def _read(process: subprocess.Popen, phase: str) -> float:
@@ -112,7 +144,7 @@ def _read(process: subprocess.Popen, phase: str) -> float:
         told: Dict = json.loads(line)
         if phase in told:
             return told[phase]
-    raise SystemExit("p3 bench control: a process of nodes has ended with %r before %r" % (process.wait(), phase))
+    raise EOFError("a process of nodes has ended with %r before %r" % (process.wait(), phase))
 
 
 def _usage(pid: int) -> Dict[str, float]:
