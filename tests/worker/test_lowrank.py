@@ -297,8 +297,10 @@ def test_what_no_thin_matrix_is_made_of_is_refused(session):
     key = declared(session, {"compression": LOW_RANK})
     value = np.zeros((20, 30), "float32")
     session.wait([session.init(key, value, value.copy())])
-    with pytest.raises(ValueError, match="the gradient has shape .* a contiguous float32 array of 20 x 30"):
+    with pytest.raises(ValueError, match=r"key 'w': the gradient has shape \(20, 30\) and type float64; it must have"):
         session.pushpull(key, value.astype("float64"), value.copy())
+    with pytest.raises(ValueError, match="key 'w': the gradient array is not contiguous"):
+        session.pushpull(key, np.asfortranarray(value), value.copy())
     with pytest.raises(ValueError, match="compressed by lowrank; its gradient leaves at once"):
         session.pushpull(key, value, value.copy(), gated=True)
 

@@ -83,12 +83,10 @@ class Matrix:
         return self.round is not None and not self.round.done
 
     def _as_matrix(self, what: str, array: Any) -> np.ndarray:
+        """Of the key's shape and type, which the session has seen to."""
         made = np.asarray(array)
-        if made.dtype != np.float32 or made.size != np.prod(self.shape) or not made.flags.c_contiguous:
-            raise ValueError(
-                "%s: key %r: the %s has shape %s and type %s; lowrank takes a contiguous float32 array of %d x %d"
-                % (self._session.label, self.key.name, what, made.shape, made.dtype, *self.shape)
-            )
+        if not made.flags.c_contiguous:
+            raise ValueError("%s: key %r: the %s array is not contiguous" % (self._session.label, self.key.name, what))
         return made.reshape(self.shape)
 
     # The steps of a round, each on the thread of Work
