@@ -202,6 +202,7 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
         void add_server(int, unique_ptr[Stream], string) except +raise_as_python
         void add_local(int, unique_ptr[Stream], string) except +raise_as_python
         void add_watch(unique_ptr[Stream], string) except +raise_as_python
+        void replace_watch(unique_ptr[Stream]) except +raise_as_python
         void start() except +raise_as_python
         int declare(string, uint64_t, DType, const Compression&) except +raise_as_python
         void set_momentum(int, double, double) except +raise_as_python
@@ -260,6 +261,7 @@ cdef extern from "p3/server.h" namespace "p3" nogil:
         unique_ptr[Server] make(int, int, int, ServerOptions) except +raise_as_python
         void add_worker(int, unique_ptr[Stream], string) except +raise_as_python
         void add_watch(unique_ptr[Stream], string) except +raise_as_python
+        void replace_watch(unique_ptr[Stream]) except +raise_as_python
         void start() except +raise_as_python
         void define(const CKeyPlan&, string, int) except +raise_as_python
         void define_successor(const CKeyPlan&, uint32_t) except +raise_as_python
@@ -286,7 +288,7 @@ cdef extern from "binding/arguments.h" namespace "p3::binding" nogil:
     TlsStream* new_tls_stream(int, const string&, cbool) except +raise_as_python
     vector[int] c_make_ring "p3::binding::make_ring"(size_t) except +raise_as_python
     Compression compression_of(const string&, const cmap[string, double]&) except +raise_as_python
-    NodeOptions node_options(string, double, double, cbool, int) except +raise_as_python
+    NodeOptions node_options(string, double, double, cbool, int, cbool) except +raise_as_python
     ServerOptions server_options(
         NodeOptions, cbool, int, const vector[int]&, cbool, cbool
     ) except +raise_as_python

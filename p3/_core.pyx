@@ -49,10 +49,11 @@ class P3Error(RuntimeError):
         self.peer, self.host = self.peer or None, host.rstrip(")") or None
 
 
-cdef NodeOptions options_of(label, double heartbeat_s, double timeout_s, int trace_fd, cbool checksums) except *:
+cdef NodeOptions options_of(label, double heartbeat_s, double timeout_s, int trace_fd, cbool checksums,
+                            cbool outlives_scheduler) except *:
     if not heartbeat_s > 0 or not timeout_s > heartbeat_s:
         raise ValueError(f"timeout_s ({timeout_s}) must be larger than heartbeat_s ({heartbeat_s}), and both positive")
-    return node_options(label, heartbeat_s, timeout_s, checksums, trace_fd)
+    return node_options(label, heartbeat_s, timeout_s, checksums, trace_fd, outlives_scheduler)
 
 
 cdef CKeyPlan key_plan(plan) except *:
@@ -317,8 +318,9 @@ cdef class P3Worker:
     """
 
     def __cinit__(self, int rank, int num_servers, label, *, double heartbeat_s=1.0, double timeout_s=10.0,
-                  int trace_fd=-1, cbool checksums=False):
-        self.core = new Worker(rank, num_servers, options_of(label, heartbeat_s, timeout_s, trace_fd, checksums))
+                  int trace_fd=-1, cbool checksums=False, cbool outlives_scheduler=False):
+        self.core = new Worker(rank, num_servers, options_of(label, heartbeat_s, timeout_s, trace_fd, checksums,
+                                                             outlives_scheduler))
         self.unfinished = []
         self.sweep_at = 64
         self.rank = rank
@@ -345,6 +347,12 @@ cdef class P3Worker:
 
     def add_watch(self, int fd, str label not None, *, Tls tls=None):
         self.core.add_watch(stream_of(fd, (), False, released(tls)), label)
+
+    def replace_watch(self, int fd, *, Tls tls=None):
+        """To the scheduler that has taken the former one's place; with outlives_scheduler."""
+        cdef unique_ptr[Stream] stream = stream_of(fd, (), False, released(tls))
+        with nogil:
+            self.core.replace_watch(move(stream))
 
     def start(self):
         self.core.start()

@@ -8,15 +8,16 @@ cdef class P3Server:
 
     def __cinit__(self, int rank, int num_servers, int num_workers, label, *, sum_order="rank", int threads=0,
                   machines=None, cbool local_aggregation=True, cbool outlives_workers=False, double heartbeat_s=1.0,
-                  double timeout_s=10.0, int trace_fd=-1, cbool checksums=False):
+                  double timeout_s=10.0, int trace_fd=-1, cbool checksums=False, cbool outlives_scheduler=False):
         if sum_order not in ("rank", "arrival"):
             raise ValueError(f"sum_order is 'rank' or 'arrival', not {sum_order!r}")
         if threads < 0:
             raise ValueError(f"threads must not be negative ({threads})")
         cdef unique_ptr[Server] core = Server.make(
             rank, num_servers, num_workers,
-            server_options(options_of(label, heartbeat_s, timeout_s, trace_fd, checksums), sum_order == "arrival",
-                           threads, range(max(num_workers, 0)) if machines is None else machines, local_aggregation,
+            server_options(options_of(label, heartbeat_s, timeout_s, trace_fd, checksums, outlives_scheduler),
+                           sum_order == "arrival", threads,
+                           range(max(num_workers, 0)) if machines is None else machines, local_aggregation,
                            outlives_workers))
         self.core = core.release()
 
@@ -38,6 +39,11 @@ cdef class P3Server:
 
     def add_watch(self, int fd, str label not None, *, Tls tls=None):
         self.running().add_watch(stream_of(fd, (), False, released(tls)), label)
+
+    def replace_watch(self, int fd, *, Tls tls=None):
+        cdef unique_ptr[Stream] stream = stream_of(fd, (), False, released(tls))
+        with nogil:
+            self.running().replace_watch(move(stream))
 
     def start(self):
         self.running().start()

@@ -13,6 +13,8 @@ struct NodeOptions {
   std::string label;         // in messages: "worker 2 (10.0.0.5)"
   double heartbeat_s = 1.0;  // a heartbeat leaves every van at least this often
   double timeout_s = 10.0;   // silence on a van for this long means a dead peer
+  // The end of the connection to the scheduler is no failure: replace_watch() will bring another one.
+  bool outlives_scheduler = false;
   bool checksums = false;    // CRC32C on every frame that carries a slice; the same on all nodes
   // How much is held for a peer that may send requests (answers that it has not read, its frames that wait to be
   // handled) before nothing more is read from it. Far more than jobs need.

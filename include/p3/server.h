@@ -65,6 +65,7 @@ class Server {
   virtual void add_worker(int worker, std::unique_ptr<Stream> stream, std::string label) = 0;
   virtual void add_watch(std::unique_ptr<Stream> stream, std::string label) = 0;
   virtual void start() = 0;
+  virtual void replace_watch(std::unique_ptr<Stream> stream) = 0;
 
   // What rank 0 announced, before any worker is told. `store` groups the keys that share an optimizer.
   // Throws Error(kUsage) if the wire key is defined already or the plan makes no sense.

@@ -1,18 +1,24 @@
-"""A node's membership in the job: its connection to the scheduler, from the first attempt to the last message."""
+"""A node's membership in the job: its connection to the scheduler, from the first attempt to the last message.
+
+Where a scheduler that dies is started again (`outlived`), the node comes back to that by itself, in receive(), and
+neither side misses a message that counts (journal.py). Meanwhile messages are kept, and the core goes on.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
 import time
-from typing import List, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 from p3.cluster.connections import auth, channel, encryption
 from p3.cluster.connections.channel import Stream
 from p3.cluster.connections.vans import DoorStep, Van
-from p3.cluster.messages import PROTOCOL_VERSION
+from p3.cluster.journal import Outbox
+from p3.cluster.messages import PROTOCOL_VERSION, counts
 from p3.cluster.node import Node, address_beside, connect, endpoint, machine_id
 from p3.errors import AuthenticationError, ProtocolError, RendezvousError
 from p3.placement import Placement
@@ -22,6 +28,11 @@ log = logging.getLogger("p3.member")
 
 _FAREWELL_S = 2.0  # for the scheduler to read what we have sent
 _MARGIN_S = 5.0  # the scheduler, which knows who is missing, gives up first
+_RETRY_S = 0.2
+
+
+class _Refused(Exception):
+    """By the scheduler, for good."""
 
 
 class Member:
@@ -33,6 +44,7 @@ class Member:
     servers: List[dict]  # host, port, local, machine; by rank
     workers: List[dict]  # host, local, machine; by rank
     rejoined: Optional[dict]  # of a worker that takes a lost one's place: see messages.py
+    outlived = False  # the scheduler, by its nodes: another one takes its place if it dies
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -40,6 +52,9 @@ class Member:
         self._label: str = settings.role
         self._stream: Stream
         self._tunnel: Optional[encryption.Tunnel] = None  # what the stream goes through
+        self._core: Any = None  # from outlive() on
+        self._outbox, self._heard = Outbox(), 0  # messages that count, sent and received
+        self._coming_back: Optional[asyncio.Task] = None
 
     @classmethod
     async def join(cls, settings: Settings) -> Member:
@@ -72,11 +87,8 @@ class Member:
             self.host = address_beside(settings, sock)
             if settings.role == "server" or settings.local_aggregation:
                 self.door = DoorStep.open(settings, self.host if settings.role == "server" else None)
-            if settings.tls:
-                self._tunnel = encryption.Tunnel(await encryption.secure(sock, proved.key("join"), True))
-                sock = self._tunnel.socket
-            await channel.send_message(sock, _join_message(settings, self.host, self.door))
-            self._stream = await Stream.over(sock)
+            self._join = _join_message(settings, self.host, self.door)
+            self._stream = await self._say_join(sock, proved, self._join)
         except BaseException as error:
             sock.close()
             if self._tunnel is not None:
@@ -84,6 +96,13 @@ class Member:
             if isinstance(error, (OSError, ProtocolError)):
                 raise RendezvousError("%s: joining failed: %s" % (settings.role, error)) from None
             raise
+
+    async def _say_join(self, sock: socket.socket, proved: auth.Connector, join: dict) -> Stream:
+        if self._settings.tls:
+            self._tunnel = encryption.Tunnel(await encryption.secure(sock, proved.key("join"), True))
+            sock = self._tunnel.socket
+        await channel.send_message(sock, join)
+        return await Stream.over(sock)
 
     async def _be_welcomed(self) -> None:
         settings = self._settings
@@ -94,7 +113,7 @@ class Member:
         welcome = await self._receive_within(patience_s, "welcome")
         self.node = Node(settings.role, welcome["rank"], self.host)
         self._label = str(self.node)
-        self.rejoined = welcome["rejoined"]
+        self.rejoined, self.outlived = welcome["rejoined"], welcome["outlived"]
         nodes = await self._receive_within(patience_s, "nodes")
         self.servers, self.workers = nodes["servers"], nodes["workers"]
 
@@ -144,20 +163,32 @@ class Member:
         return work.result()
 
     async def receive(self, kind: Optional[str] = None) -> dict:
-        """The scheduler's next message, of that kind if one is given. RendezvousError if it aborts or goes away."""
+        """The scheduler's next message, of that kind if one is given. RendezvousError if it aborts, or goes away and no
+        other one takes its place."""
+        message = None
+        while message is None:
+            message = await self._hear()
+        self._heard += counts(message["kind"])
+        if message["kind"] == "abort":
+            self._core = None  # nobody comes back to a job that has failed
+            raise RendezvousError(message["text"])
+        if kind is not None and message["kind"] != kind:
+            raise RendezvousError("%s: the scheduler sent %r instead of %r" % (self._label, message["kind"], kind))
+        return message
+
+    async def _hear(self) -> Optional[dict]:
+        """None: it was a word between the scheduler and this, or this came back to another one."""
         try:
             message = await self._stream.receive()
         except ProtocolError as error:
             raise RendezvousError("%s: the scheduler sent %s" % (self._label, error)) from None
         if message is None:
-            raise RendezvousError(
-                "%s: the scheduler (%s) closed the connection: it has ended. See its log."
-                % (self._label, self._settings.root_host)
-            )
-        if message["kind"] == "abort":
-            raise RendezvousError(message["text"])
-        if kind is not None and message["kind"] != kind:
-            raise RendezvousError("%s: the scheduler sent %r instead of %r" % (self._label, message["kind"], kind))
+            await self._come_back("%s: the scheduler (%s) closed the connection: it has ended. See its log."
+                                  % (self._label, self._settings.root_host))  # fmt: skip
+            return None
+        if message["kind"] == "noted":
+            self._outbox.forget(message["count"])
+            return None
         return message
 
     async def _receive_within(self, timeout_s: Optional[float], kind: str) -> dict:
@@ -167,7 +198,67 @@ class Member:
             raise RendezvousError("%s: the scheduler no longer answers" % self._label) from None
 
     def send(self, message: dict) -> None:
+        if message["kind"] == "failed":
+            self._core = None
+        if self._core is not None and counts(message["kind"]):
+            self._outbox.add(message)
         self._stream.send(message)
+
+    # Coming back to a scheduler that has taken the former one's place
+
+    def outlive(self, core: Any) -> None:
+        """The job has started. If a scheduler that dies is started again, this node and its core go on without it, from
+        here on. `core`: P3Worker or P3Server, with outlives_scheduler as here."""
+        self._core = core if self.outlived else None
+
+    async def _come_back(self, loss: str) -> None:
+        """RendezvousError if there is nobody to come back to. May be cancelled and called again."""
+        if self._core is None:
+            raise RendezvousError(loss)
+        if self._coming_back is None or self._coming_back.done():
+            self._coming_back = asyncio.ensure_future(self._until_back(loss))
+        await asyncio.shield(self._coming_back)
+
+    async def _until_back(self, loss: str) -> None:
+        log.info("%s: the scheduler has ended; this node goes on, and waits for another one", self._label)
+        deadline = time.monotonic() + self._settings.rendezvous_timeout_s
+        while True:
+            try:
+                return await self._try_to_come_back(deadline)
+            except _Refused as refusal:
+                raise RendezvousError(str(refusal)) from None
+            except (RendezvousError, AuthenticationError, ProtocolError, OSError) as error:
+                if time.monotonic() >= deadline:
+                    raise RendezvousError("%s No other one took its place: %s" % (loss, error)) from None
+            await asyncio.sleep(_RETRY_S)
+
+    async def _try_to_come_back(self, deadline: float) -> None:
+        self._stream.abort()
+        if self._tunnel is not None:
+            self._tunnel.close()
+        left_s = max(_RETRY_S, deadline - time.monotonic())
+        sock, proved = await _connect_to_scheduler(self._settings, self._secret, auth.CONTROL, left_s)
+        try:
+            join = dict(self._join, back={"rank": self.node.rank, "heard": self._heard})
+            stream = await self._say_join(sock, proved, join)
+            answer = await asyncio.wait_for(stream.receive(), left_s)
+        except BaseException as error:
+            sock.close()
+            if isinstance(error, asyncio.TimeoutError):
+                raise RendezvousError("it does not answer") from None
+            raise
+        if answer is None or answer["kind"] != "welcome_back":
+            stream.abort()
+            if answer is not None and answer["kind"] == "abort":
+                raise _Refused(answer["text"])
+            raise RendezvousError("it closed the connection")
+        self._stream = stream
+        for message in self._outbox.after(answer["noted"]):
+            stream.send(message)
+        watch = await self.open_watch()
+        with contextlib.suppress(RuntimeError):  # it has failed, and says so itself
+            self._core.replace_watch(watch.socket.detach(), tls=watch.tls)
+        log.info("%s: came back to the scheduler", self._label)
 
     def abort(self) -> None:
         """Ends the connection without a word: the scheduler takes this node for lost."""
@@ -176,9 +267,18 @@ class Member:
     async def close(self) -> None:
         """Sends what is queued, and closes when the scheduler has read it. No receive() may be under way."""
         self.close_door()
+        with contextlib.suppress(RendezvousError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._until_all_is_noted(), self._settings.rendezvous_timeout_s)
         await self._stream.close(_FAREWELL_S)
         if self._tunnel is not None:
             self._tunnel.close()
+
+    async def _until_all_is_noted(self) -> None:
+        """Else a scheduler that dies now would leave one that waits for us."""
+        while self._outbox and self._core is not None:
+            message = await self._hear()
+            if message is not None and message["kind"] == "abort":
+                return
 
     def abandon_after_fork(self) -> None:
         """In a forked child: drops the socket without a word to the scheduler."""
@@ -214,6 +314,7 @@ def _join_message(settings: Settings, host: str, door: Optional[DoorStep]) -> di
             "P3_CHECKSUM": int(settings.checksum),
             "P3_ON_WORKER_LOSS": settings.on_worker_loss,
         },
+        "back": None,
     }
 
 

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping
 from p3.errors import ProtocolError
 from p3.plan.key_plan import REDUCTIONS, UPDATES
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 MAX_BYTES_BEFORE_JOIN = 4 << 10
 MAX_BYTES = 16 << 20
 MAX_GROUPS = 16  # of layers, in a worker's report of its waits
@@ -159,6 +159,9 @@ FIELDS: Dict[str, Dict[str, Check]] = {
         "protocol": _int,
         "counts": _flat,  # what must equal the scheduler's
         "settings": _flat,  # what must be equal on all nodes
+        # Of a node that has lost the scheduler of a running job, and has found another one in its place: its rank, and
+        # how many messages that count it had heard (journal.py).
+        "back": _or_none(_object({"rank": _int, "heard": _int})),
     },
     "ready": {},  # its connections to the other nodes stand
     "announce": {
@@ -238,7 +241,10 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     "failed": {"text": _str},
     "bye": {},
     # The scheduler to a node.
-    "welcome": {"rank": _int, "rejoined": _or_none(_object(_REJOINED))},
+    # `outlived`: if this scheduler dies, another one takes its place, and the node is to come back to that.
+    "welcome": {"rank": _int, "rejoined": _or_none(_object(_REJOINED)), "outlived": _bool},
+    "welcome_back": {"noted": _int},  # so many of this node's messages that count are known; the others come again
+    "noted": {"count": _int},  # the same, now and then
     "nodes": {"servers": _list_of(_SERVER), "workers": _list_of(_WORKER)},  # by rank; right behind it
     "start": {},
     # `predecessor`: the key whose other plan this is; wire_key itself: none.
@@ -295,6 +301,18 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     },
     "ended": {"text": _str},  # of the job, which has failed if there is a text; or of the watching
 }
+
+
+# Messages about a moment, of connections that come and go: a scheduler that takes another one's place can do without.
+_OF_A_MOMENT = frozenset(
+    "join ready welcome nodes start late report worker_reported server_reported abort welcome_back noted van watch "
+    "accepted look view ended".split()
+)  # fmt: skip
+
+
+def counts(kind: str) -> bool:
+    """Whether messages of that kind between a node and the scheduler must outlive the scheduler: see journal.py."""
+    return kind not in _OF_A_MOMENT
 
 
 def check(message: Any) -> dict:

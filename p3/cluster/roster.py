@@ -7,6 +7,7 @@ from typing import Dict, Iterable, List, Optional, Tuple
 from p3.cluster import messages
 from p3.cluster.connections import channel
 from p3.cluster.connections.frames import LinkShare
+from p3.cluster.journal import Outbox
 from p3.cluster.node import Node
 from p3.cluster.rendezvous import label_of
 from p3.cluster.watching.view import Reports
@@ -15,8 +16,11 @@ from p3.cluster.watching.view import Reports
 class Entry:
     """A node that has joined: its control connection and what is known of its life."""
 
-    def __init__(self, stream: channel.Stream, join: dict) -> None:
+    def __init__(self, stream: Optional[channel.Stream], join: dict) -> None:
+        """Without a stream: it had joined the scheduler that was here before, and is to come back."""
         self.stream, self.join = stream, join
+        self.untold = Outbox()  # while it is not here
+        self.noted = 0  # messages of its that are in the journal
         self.node: Optional[Node] = None  # once ranks are given
         self.ready = False
         self.watched = False
@@ -35,10 +39,22 @@ class Entry:
     def hears(self) -> bool:
         return not self.left and not self.gone and not self.catches_up
 
-    def tell(self, message: dict) -> None:
-        """Queues the message, if the node is there to hear it."""
-        if self.hears:
-            self.stream.send(message)
+    def tell(self, message: dict, encoded: bytes = b"") -> None:
+        """Queues the message, if the node is there to hear it, or will come back."""
+        if not self.hears:
+            return
+        if self.stream is not None:
+            self.stream.send_encoded(encoded or messages.encode(message))
+        elif messages.counts(message["kind"]):
+            self.untold.add(message)
+
+    def come_back(self, stream: channel.Stream, heard: int) -> None:
+        """To the scheduler that took another one's place."""
+        missed, self.untold = self.untold.after(heard), Outbox()
+        self.stream = stream
+        stream.send({"kind": "welcome_back", "noted": self.noted})
+        for message in missed:
+            stream.send(message)
 
 
 class Roster:
@@ -69,8 +85,6 @@ class Roster:
         """As Entry.tell(). What several get one after the other is encoded once, for jobs of many nodes."""
         before, encoded = None, b""
         for node, message in sent:
-            entry = self.by_node[node]
             if message is not before:
                 before, encoded = message, messages.encode(message)
-            if entry.hears:
-                entry.stream.send_encoded(encoded)
+            self.by_node[node].tell(message, encoded)

@@ -7,7 +7,8 @@ The life of a job: nodes join (within P3_RENDEZVOUS_TIMEOUT_S) -> everyone gets 
 (`welcome`) -> everyone has connected to everyone it needs (`ready`) -> `start` -> ... -> every worker has said `bye` ->
 servers are told to `stop` -> they have said `bye`. The first failure anywhere, and the death of any node, ends the
 job instead: all others get its text (`abort`), and the scheduler exits with 1. But with P3_ON_WORKER_LOSS=wait the
-others wait for a lost worker, until another process of its rank has joined (vacancies.py).
+others wait for a lost worker, until another process of its rank has joined (vacancies.py). And a scheduler that has a
+journal leaves it to another one, if it dies (journal.py): the nodes come back to that.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ import signal
 import socket
 import sys
 import time
-from typing import Callable, Optional
+from typing import Callable, List, Optional
 
 from p3.cluster import messages
 from p3.cluster.agreement import Agreement
 from p3.cluster.connections import auth, channel, descriptors, encryption, frames
 from p3.cluster.connections.strangers import MAX_UNPROVED, PACE_S, Gate
+from p3.cluster.journal import Journal
 from p3.cluster.node import Node, endpoint, listen_as_root
 from p3.cluster.rendezvous import Rendezvous
 from p3.cluster.roster import Entry, Roster
@@ -42,17 +44,18 @@ from p3.settings import Settings
 log = logging.getLogger("p3.scheduler")
 
 _FAREWELL_S = 2.0  # for nodes to take note of a failure and go
+_NOTED_EVERY = 64  # messages in the journal, a node is told that it can forget them
 _FIRST_MESSAGES = {auth.CONTROL: "join", auth.WATCH: "watch", auth.LOOK: "look"}
 
 
 class Scheduler:
     def __init__(
         self, settings: Settings, listener: socket.socket, status_fd: Optional[int] = None,
-        metrics: Optional[Metrics] = None, strategy: Strategy = Strategy(),
+        metrics: Optional[Metrics] = None, strategy: Strategy = Strategy(), journal: Optional[Journal] = None,
     ) -> None:  # fmt: skip
         """`listener` is a listening, non-blocking socket; it is closed when the job ends. `status_fd`: where `p3 run`
         reads what becomes of the job. `metrics`: who wants to have views of it. `strategy`: of as many servers
-        as the job has."""
+        as the job has. `journal`: for a scheduler that takes this one's place, or of the one whose place this takes."""
         self._settings = settings
         self._status_fd = status_fd
         self._secret = settings.job_secret()
@@ -72,6 +75,8 @@ class Scheduler:
         self._watching = Watching(self._roster, self._end, self._rendezvous.missing)
         self._metrics = metrics
         self._strategy = strategy
+        self._journal = journal
+        self._is_replaying = False
 
     def take_snapshots_at_signals(self) -> None:
         """SIGUSR1: of the job, behind its next step; SIGUSR2: and then it ends. Unless this process is to ignore them.
@@ -82,12 +87,15 @@ class Scheduler:
 
     def _demand_snapshot(self, ends: bool) -> None:
         if self._started.is_set() and not self._end.done():
-            for node, message in self._agreement.demand_snapshot(ends):
-                self._roster.by_node[node].tell(message)
+            if self._journal is not None and not self._is_replaying:
+                self._journal.add_demand(ends)
+            self._roster.tell_each(self._agreement.demand_snapshot(ends))
 
     async def run(self) -> Optional[str]:
         """Serves one job to its end. Returns the text of its failure, or None if every worker left in order."""
         loop = asyncio.get_running_loop()
+        if self._journal is not None:
+            self._take_over(self._journal)
         deadline = loop.call_later(self._settings.rendezvous_timeout_s, self._give_up_rendezvous)
         accepting = loop.create_task(self._gate.serve(self._listener, self._serve))
         feeding = loop.create_task(self._feed_metrics())
@@ -167,10 +175,13 @@ class Scheduler:
         try:
             if self._end.done():
                 raise RendezvousError("the job has ended already")
+            if join["back"] is not None:
+                await self._follow(self._let_back_in(stream, join))
+                return
             if vacant is not None:
                 self._rendezvous.check_replacement(join, self._roster.by_node[vacant].join)
                 past = await self._vacancies.fill(vacant, entry)
-                stream.send({"kind": "welcome", "rank": vacant.rank, "rejoined": past})
+                stream.send({"kind": "welcome", "rank": vacant.rank, "rejoined": past, "outlived": False})
                 stream.send(self._nodes())
                 await self._follow(entry)
                 return
@@ -209,7 +220,7 @@ class Scheduler:
         """Echoes the heartbeats of a node's core, with what windows go by, and notices when they cease."""
         node = "%s %d" % (first["role"], first["rank"])
         entry = self._roster.find(first["role"], first["rank"])
-        if entry is None or entry.watched:
+        if entry is None or entry.watched or entry.stream is None:  # that of one that has come back to another one
             log.warning("%s: refused to watch %s", self._label, node)
             return
         entry.watched = True
@@ -246,10 +257,18 @@ class Scheduler:
 
     def _welcome(self) -> None:
         try:
-            nodes = self._rendezvous.assign()
+            self._begin(self._rendezvous.assign())
         except RendezvousError as error:
             self._fail("%s: %s" % (self._label, error))
             return
+        outlived = self._journal is not None
+        for node, entry in self._roster.by_node.items():
+            entry.tell({"kind": "welcome", "rank": node.rank, "rejoined": None, "outlived": outlived})
+        nodes = self._nodes()
+        self._roster.tell_each((node, nodes) for node in self._roster.by_node)
+
+    def _begin(self, nodes: List[Node]) -> None:
+        """`nodes`: of the entries, in the order of joining."""
         roster, settings = self._roster, self._settings
         roster.assign(nodes)
         workers, servers = roster.nodes("worker"), roster.nodes("server")
@@ -268,16 +287,14 @@ class Scheduler:
             workers, [worker["machine"] for worker in self._workers], settings.straggler_s, settings.stuck_s
         )
         self._vacancies = Vacancies(settings, self._label, roster, self._agreement, self._end, self._fail, self._report)
-        for node, entry in roster.by_node.items():
-            entry.tell({"kind": "welcome", "rank": node.rank, "rejoined": None})
-        nodes = self._nodes()
-        roster.tell_each((node, nodes) for node in roster.by_node)
 
     def _nodes(self) -> dict:
         return {"kind": "nodes", "servers": self._servers, "workers": self._workers}
 
     def _on_message(self, entry: Entry, message: dict) -> None:
         kind = message["kind"]
+        if messages.counts(kind):
+            self._note(entry, message)
         if kind == "failed":
             self._fail(message["text"])
         elif self._end.done():
@@ -320,6 +337,8 @@ class Scheduler:
             self._started.set()
             self._watching.begin()
             self._gate.pace_s = PACE_S
+            if self._journal is not None:
+                self._journal.begin([(other.node, other.join) for other in self._roster.entries])
             self._report({"state": "running"})
             for other in self._roster.entries:
                 other.tell({"kind": "start"})
@@ -333,6 +352,72 @@ class Scheduler:
             text = self._stragglers.note(sender, dict(late, waited_s=waited_s), now)
             if text is not None:
                 log.warning("%s: %s", self._label, text)
+
+    # Taking the place of a scheduler that has died
+
+    def _note(self, entry: Entry, message: dict) -> None:
+        """For a scheduler that may take this one's place, before anything follows from the message."""
+        if self._journal is None or not self._started.is_set():
+            return
+        entry.noted += 1
+        if self._is_replaying:
+            return
+        if self._journal.add(entry.node, message):
+            self._report({"state": "mortal"})
+            log.warning("%s: its journal is full; from here on the job ends if this process dies", self._label)
+        if entry.noted % _NOTED_EVERY == 0 or message["kind"] == "bye":
+            entry.tell({"kind": "noted", "count": entry.noted})
+
+    def _take_over(self, journal: Journal) -> None:
+        """If that is another scheduler's: decides what that had decided, and waits for the nodes to come back."""
+        records = journal.read()
+        members = next(records, None)
+        if members is None:
+            return
+        self._is_replaying = True
+        self._roster.entries = [Entry(None, join) for *_, join in members]
+        self._begin([Node(role, rank, host) for role, rank, host, _ in members])
+        self._started.set()
+        self._gate.pace_s = PACE_S
+        for record in records:
+            if type(record) is bool:
+                self._demand_snapshot(record)
+            else:
+                role, rank, message = record
+                self._replay(self._roster.find(role, rank), message)
+        self._is_replaying = False
+        self._watching.begin()
+        asyncio.get_running_loop().call_later(self._settings.timeout_s, self._give_up_absent)
+        log.warning("%s: took the place of one that has died; waiting for %s to come back", self._label, self._absent())
+
+    def _replay(self, entry: Entry, message: dict) -> None:
+        try:
+            self._on_message(entry, message)
+        except (ProtocolError, DisagreementError) as error:
+            self._fail("%s: %s" % (self._label, error))
+
+    def _absent(self) -> str:
+        return ", ".join(str(entry) for entry in self._roster.entries if entry.stream is None and not entry.left)
+
+    def _let_back_in(self, stream: channel.Stream, join: dict) -> Entry:
+        """RendezvousError if it was none of the job's nodes, or is here already."""
+        entry = self._roster.find(join["role"], join["back"]["rank"]) if self._agreement is not None else None
+        if entry is None or entry.stream is not None or entry.left or dict(entry.join, back=join["back"]) != join:
+            raise RendezvousError("a %s wants to come back that nobody misses" % join["role"])
+        entry.come_back(stream, join["back"]["heard"])
+        entry.ready = True
+        if not self._absent():
+            log.warning("%s: all nodes have come back", self._label)
+            self._report({"state": "resumed"})
+        return entry
+
+    def _give_up_absent(self) -> None:
+        absent = self._absent()
+        if absent and not self._end.done():
+            waited = "within %g s of its end" % self._settings.timeout_s
+            self._fail("%s: another scheduler has died, and %s did not come back %s" % (self._label, absent, waited))
+
+    # Deadlines
 
     def _give_up_rendezvous(self) -> None:
         waited = "within %g s" % self._settings.rendezvous_timeout_s
@@ -386,7 +471,7 @@ class Scheduler:
 
     def _report(self, state: dict) -> None:
         """One JSON line to `p3 run`, if that started us."""
-        if self._status_fd is not None:
+        if self._status_fd is not None and (state["state"] == "failed" or not self._is_replaying):
             with contextlib.suppress(OSError):  # the launcher has gone, and takes us with it
                 os.write(self._status_fd, json.dumps(state).encode() + b"\n")
 
@@ -411,7 +496,10 @@ def _provide_descriptors(settings: Settings) -> None:
     descriptors.provide(each * nodes, "scheduler (%s)" % settings.root_host, "%d nodes" % nodes, spare)
 
 
-def main(settings: Settings, listen_fd: Optional[int] = None, status_fd: Optional[int] = None) -> int:
+def main(
+    settings: Settings, listen_fd: Optional[int] = None, status_fd: Optional[int] = None,
+    journal_fd: Optional[int] = None,
+) -> int:  # fmt: skip
     """Runs the scheduler of one job; the exit code of its process. `p3 run` passes the descriptors on."""
     try:
         settings.require("root_host", "num_workers", "num_servers")
@@ -429,7 +517,8 @@ def main(settings: Settings, listen_fd: Optional[int] = None, status_fd: Optiona
         print("p3: metrics at http://%s/metrics" % endpoint(settings.root_host, metrics.port), file=sys.stderr)
 
     async def serve() -> Optional[str]:
-        scheduler = Scheduler(settings, listener, status_fd, metrics, strategy)
+        journal = None if journal_fd is None else Journal(journal_fd)
+        scheduler = Scheduler(settings, listener, status_fd, metrics, strategy, journal)
         scheduler.take_snapshots_at_signals()
         return await scheduler.run()
 

@@ -34,6 +34,8 @@ class Windows:
 
     def _agree(self) -> None:
         there = [entry for entry in self._roster.entries if not entry.left and not entry.gone]
+        if not all(entry.watched for entry in there):  # of a scheduler that was here before: they will come back
+            return
         rate = max((entry.link.bytes_per_second for entry in there), default=0.0)
         connections: Dict[str, float] = {}
         for entry in there:

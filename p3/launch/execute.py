@@ -37,6 +37,7 @@ class Launched(NamedTuple):
     launcher_pid: Optional[int] = None  # the process dies with that one
     listen_fd: Optional[int] = None  # the scheduler's listening socket
     status_fd: Optional[int] = None  # where the scheduler reports what becomes of the job
+    journal_fd: Optional[int] = None  # what a scheduler leaves to the one that takes its place
     shielded: Optional[int] = None  # 1: signals to all processes of the job pass it by; who has started it ends it
 
     @staticmethod
@@ -64,7 +65,7 @@ def execute(settings: Settings, command: List[str], launched: Launched = Launche
     if settings.role == "scheduler":
         from p3.cluster import scheduler
 
-        return scheduler.main(settings, launched.listen_fd, launched.status_fd)
+        return scheduler.main(settings, launched.listen_fd, launched.status_fd, launched.journal_fd)
     if settings.role == "server":
         from p3.server import process
 

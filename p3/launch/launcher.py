@@ -1,7 +1,8 @@
 """One start of a job: starts its processes, shows their output, and ends all of them when one fails.
 
 The launcher binds the scheduler's port itself and lets the scheduler inherit the socket, so the port cannot be taken
-in between. The scheduler reports what becomes of the job through a pipe. Every process leads a group of its own, which
+in between. The scheduler reports what becomes of the job through a pipe; one that dies while the job runs is started
+again, and the job goes on (schedulers.py). Every process leads a group of its own, which
 is ended as a whole; local processes also die with the launcher (see execute.py), remote ones with their ssh or their
 Ray actor. Where and how they are started is an engine's (engines.py).
 """
@@ -20,14 +21,14 @@ import time
 from typing import Awaitable, Dict, List, Optional, Sequence, Set
 
 from p3.cluster.connections import descriptors
-from p3.cluster.node import listen_as_root
 from p3.errors import ConfigError
-from p3.launch.engines import Engine, Process, start_here
+from p3.launch.engines import Engine, Process
 from p3.launch.execute import SAME_SIGNAL_S, signal_name
 from p3.launch.output import Output
 from p3.launch.placement import Host, Task, moved
 from p3.launch.restarts import Budget, Cooling
 from p3.launch.running import DRAIN_S, Running, all_ended, signal_all
+from p3.launch.schedulers import TASK, Schedulers
 from p3.launch.status import Status
 from p3.launch.telling import Telling
 from p3.settings import Settings
@@ -56,6 +57,7 @@ class Launcher:
         self._job = {"DMLC_NUM_WORKER": str(num_workers), "DMLC_NUM_SERVER": str(num_servers), "P3_SIGNALS": "0"}
         self._command: Sequence[str] = ()
         self._status: Optional[Status] = None
+        self._schedulers: Optional[Schedulers] = None
         self._telling: Optional[Telling] = None  # of the job while it runs
         self._secret = secrets.token_hex(32)
         self._output = Output()
@@ -100,6 +102,8 @@ class Launcher:
                 self._telling.end()
             await self._end_all()
             await self._engine.release()
+            if self._schedulers is not None:
+                self._schedulers.close()
             if self._status is not None:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._status.over(), DRAIN_S)
@@ -143,18 +147,12 @@ class Launcher:
         self._command = command
         count = descriptors.PER_PROCESS * (len(tasks) + 1)
         descriptors.provide(count, "p3 run", "%d processes" % (len(tasks) + 1))
-        listener = listen_as_root(self._engine.root, self._settings.root_port)
         status_read, status_write = os.pipe()
-        self._job.update(DMLC_PS_ROOT_URI=self._engine.root, DMLC_PS_ROOT_PORT=str(listener.getsockname()[1]))
-        scheduler = Task("scheduler", 0, Host("localhost"), {"DMLC_ROLE": "scheduler"})
-        inherited = {"listen_fd": listener.fileno(), "status_fd": status_write}
-        try:
-            self._add(scheduler, await start_here(scheduler, self._job, self._secret, [], **inherited))
-        finally:
-            listener.close()
-            os.close(status_write)
-            self._status = Status(status_read, self._take_note)
-        port = int(self._job["DMLC_PS_ROOT_PORT"])
+        self._status = Status(status_read, self._take_note)
+        self._schedulers = Schedulers(self._settings, self._engine.root, status_write)
+        port = self._schedulers.port
+        self._job.update(DMLC_PS_ROOT_URI=self._engine.root, DMLC_PS_ROOT_PORT=str(port))
+        await self._start_scheduler()
         watched = dataclasses.replace(
             self._settings, root_host=self._engine.root, root_port=port, secret=self._secret, secret_file=None
         )
@@ -163,6 +161,9 @@ class Launcher:
         for task in tasks:
             await self._start(task)
         return await self._wait_for_the_end()
+
+    async def _start_scheduler(self) -> Running:
+        return self._add(TASK, await self._schedulers.start(self._job, self._secret))
 
     async def _start(self, task: Task) -> Running:
         command = self._command if task.role == "worker" else []
@@ -176,6 +177,7 @@ class Launcher:
 
     def _take_note(self, status: dict) -> None:
         state = status["state"]
+        self._schedulers.take_note(state)
         if state == "running":
             self.began_at = time.monotonic()
             self._in_place_since = dict.fromkeys(self._workers, self.began_at)
@@ -205,11 +207,13 @@ class Launcher:
         while ending:
             done, ending = await asyncio.wait(ending, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             self._status.read()
-            for task in [task for task in done if self._may_restart(task.result())]:
-                done.remove(task)
-                self._running.remove(task.result())
-                ending.add(asyncio.ensure_future(self._restart(task.result())))
-            if not done and timeout_s is None:
+            restarted = {task for task in done if self._may_restart(task.result())}
+            done -= restarted
+            for ended in [task.result() for task in restarted]:
+                self._running.remove(ended)
+                again = self._restart_scheduler if ended.task is TASK else self._restart
+                ending.add(asyncio.ensure_future(again(ended)))
+            if not done and (timeout_s is None or restarted):
                 continue
             failed = [task.result() for task in done if task.result().process.returncode != 0]
             if failed:
@@ -231,6 +235,16 @@ class Launcher:
                 timeout_s = self._settings.timeout_s + _LAST_WORDS_S
         return None
 
+    async def _restart_scheduler(self, ended: Running) -> Running:
+        """Until the end of the one that takes its place."""
+        self._say("the scheduler ended with %s; starting another one, while the job goes on" % ended.process.how())
+        self._waiting.add(asyncio.current_task())
+        try:
+            started = await self._start_scheduler()
+        finally:
+            self._waiting.discard(asyncio.current_task())
+        return await started.ended()
+
     # A lost worker
 
     def _end_lost(self, rank: int) -> None:
@@ -240,11 +254,12 @@ class Launcher:
                 running.process.signal(signal.SIGKILL)
 
     def _may_restart(self, ended: Running) -> bool:
+        if ended.process.returncode == 0 or not self._has_begun or self._job_failure is not None:
+            return False
+        if ended.task is TASK:
+            return self._schedulers.may_start_again
         return (
             ended.task.role == "worker"
-            and ended.process.returncode != 0
-            and self._has_begun
-            and self._job_failure is None
             and ended.task.rank not in self._left
             and (ended.task.rank in self._joining or self._pay_for(ended.task.rank))
         )
@@ -329,9 +344,11 @@ class Launcher:
 
     def _demand_snapshot(self, number: int) -> bool:
         """Has the scheduler ask the job for one: SIGUSR1, to go on, or SIGUSR2, to end. False if it cannot take any."""
-        takes_them = self._has_begun and self._settings.snapshot_dir is not None
+        schedulers = [running.process for running in self._running if running.task is TASK]
+        alive = [process for process in schedulers if process.returncode is None]
+        takes_them = self._has_begun and self._settings.snapshot_dir is not None and bool(alive)
         if takes_them:
-            self._running[0].process.signal(number)
+            alive[0].signal(number)
         return takes_them
 
     def _interrupt(self, interrupted: asyncio.Future, number: int) -> None:

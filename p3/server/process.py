@@ -99,6 +99,7 @@ async def _serve(settings: Settings) -> None:
                 timeout_s=settings.timeout_s,
                 trace_fd=fd_of(Recording.of(settings, member.node)),
                 checksums=settings.checksum,
+                outlives_scheduler=member.outlived,
             )
             provide_for(settings, label, len(member.workers), "workers", 0)  # how many are local, it is not told
             vans = await member.unless_aborted(
@@ -117,6 +118,7 @@ async def _serve(settings: Settings) -> None:
                 lost_workers = LostWorkers(core, member.door, settings, label)
                 at_end.push_async_callback(lost_workers.close)
             core.start()
+            member.outlive(core)
             at_end.callback(core.stop)
             log.info("%s: started with %d workers", label, len(member.workers))
             await _follow(member, core, lost_workers, settings)

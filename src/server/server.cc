@@ -57,6 +57,8 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     vans_.push_back({-1});
   }
 
+  void replace_watch(std::unique_ptr<Stream> stream) override { transport_.replace_watch(std::move(stream)); }
+
   void start() override {
     for (size_t worker = 0; worker < workers_.size(); ++worker)
       if (workers_[worker].van < 0) refuse_call("no connection to worker " + std::to_string(worker) + ".");

@@ -10,7 +10,7 @@
 //          ever blocks on a peer.
 // Memory:  payloads to send are borrowed until Handler::sent, or until Handler::failed: after failed() no borrowed
 //          memory is touched any more, in either direction.
-// Loss:    a Handler may go on without a van whose peer is lost. What was to leave on it is given back through
+// Loss:    a Handler may go on without a van whose peer is lost, and any node without the scheduler if it is to. What was to leave on it is given back through
 //          Handler::sent, also what is sent to it later, until replace_van() puts another connection in its place.
 // Failure: the first Error wins. Every van on which no frame is half written carries it to its peer (kFail), then
 //          both threads end. A peer's kFail becomes this node's error, text unchanged: causes travel by the core alone.
@@ -109,6 +109,9 @@ class Transport {
   void drop_van(int van);
   // Of a van that is lost.
   void replace_van(int van, std::unique_ptr<Stream> stream);
+  // Puts another connection in the place of the one to the scheduler, lost or not. With outlives_scheduler. Not from a
+  // thread of the core. Throws as run_in_receiver().
+  void replace_watch(std::unique_ptr<Stream> stream);
 
   void fail(const Error& error);
   std::optional<Error> error() const;

@@ -249,7 +249,9 @@ void Transport::accuse_silent_peers(Clock::time_point now) {
 }
 
 bool Transport::goes_on_without(Van& van, const Error& loss) {
-  if (!handler_.lost(van.number, loss)) return false;
+  const bool goes_on = van.is_watch() ? options_.outlives_scheduler && loss.kind() == ErrorKind::kPeerLost
+                                      : handler_.lost(van.number, loss);
+  if (!goes_on) return false;
   drop_van(van.number);
   return true;
 }

@@ -202,11 +202,19 @@ void Transport::replace_van(int number, std::unique_ptr<Stream> stream) {
   if (!take_role()) return;
   {
     MutexLock lock(mutex_);
-    stream->share_link(&link_);
+    if (!van.is_watch()) stream->share_link(&link_);
     van.replace(std::move(stream), Clock::now());
   }
   serve(van);
   leave_role();
+}
+
+void Transport::replace_watch(std::unique_ptr<Stream> stream) {
+  run_in_receiver([&] {
+    const auto watch = std::find_if(vans_.begin(), vans_.end(), [](const auto& van) { return van->is_watch(); });
+    drop_van((*watch)->number);
+    replace_van((*watch)->number, std::move(stream));
+  });
 }
 
 void Transport::announce_failure() {

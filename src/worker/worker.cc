@@ -61,6 +61,8 @@ void Worker::add_watch(std::unique_ptr<Stream> stream, std::string label) {
   impl_->add_van(std::move(stream), std::move(label));
 }
 
+void Worker::replace_watch(std::unique_ptr<Stream> stream) { impl_->transport_.replace_watch(std::move(stream)); }
+
 void Worker::add_local(int worker, std::unique_ptr<Stream> stream, std::string label) {
   const bool leads = worker > impl_->rank;
   if (worker < 0 || worker == impl_->rank || impl_->leader_van_ >= 0 || (!leads && impl_->leader_.leads()))

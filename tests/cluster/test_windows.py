@@ -18,6 +18,8 @@ class Job:
     def __init__(self, machines):
         self.roster = Roster()
         self.roster.entries = [Entry(None, {"machine": name}) for name in machines for _ in range(2)]
+        for entry in self.roster.entries:
+            entry.watched = True
         self.windows = Windows(self.roster)
         self.now = 0.0
 
@@ -62,3 +64,11 @@ def test_who_is_not_there_any_more_does_not_count(how):
 def test_numbers_that_make_no_sense_are_unknown(told):
     header = frames.with_link_share(bytes(frames.HEADER.size), LinkShare(told, told))
     assert frames.link_share_of(header) == UNKNOWN
+
+
+def test_a_scheduler_that_took_anothers_place_agrees_on_nothing_before_all_have_come_back():
+    job = Job("ab")
+    job.roster.entries[3].watched = False
+    assert job.tell(0, 6e6) == job.tell(1, 9e6) == UNKNOWN
+    job.roster.entries[3].watched = True
+    assert job.tell(0, 6e6) == LinkShare(9e6, 6)

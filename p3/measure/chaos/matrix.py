@@ -95,6 +95,10 @@ class Cell(NamedTuple):
         return self.fault in COMES_BACK
 
     @property
+    def is_outlived(self) -> bool:
+        return is_outlived(self.victim.role, self.fault, self.moment)
+
+    @property
     def loses_machine(self) -> bool:
         return self.fault in ("gone", "back")
 
@@ -106,6 +110,11 @@ class Cell(NamedTuple):
     @property
     def workers_at_end(self) -> int:
         return WORKERS - 1 if self.fault == "gone" else WORKERS
+
+
+def is_outlived(role: str, fault: str, moment: str) -> bool:
+    """Another one takes the victim's place, and nobody waits."""
+    return (role, fault) == ("scheduler", "kill") and moment != "rendezvous"
 
 
 VICTIMS = (
@@ -134,7 +143,9 @@ def _is_possible(cell: Cell) -> bool:
         return cell.training == NUMPY and cell.victim == Victim("worker", 1) and is_later
     if cell.training == NUMPY:
         # A job that has not begun is not started again; and what the lost step lacks, NumPy's job does not know.
-        return cell.fault != "replace" and (cell.fault, cell.moment) != ("restart", "rendezvous")
+        # Nor is one for its scheduler's death.
+        comes_back = cell.moment != "rendezvous" and cell.victim.role != "scheduler"
+        return cell.fault != "replace" and (cell.fault != "restart" or comes_back)
     if cell.fault == "replace":  # only servers that update have weights for a successor
         updates_there = cell.training != "fp16-sums"
         return updates_there and cell.victim.role == "worker" and cell.moment in ("mid-push", "mid-broadcast")

@@ -36,7 +36,7 @@ MACHINES = (1, 2)  # of the lab, each with a worker and a server, if it is machi
 # Of processes that were just killed; the kernel takes a moment.
 VANISH_S = 2.0
 
-GOOD = ("raised", "ended", "done", "came back", "replaced")
+GOOD = ("raised", "ended", "done", "came back", "replaced", "outlived")
 
 _ERROR = re.compile(r"(?:(?:P3|Rendezvous|Authentication|Timeout|Runtime|Config)Error: |^p3: )(.*)")
 _ENDED = re.compile(r"^INFO p3.run: (\w+(?: \d+)?) ended with (.*)$")
@@ -242,10 +242,10 @@ def _outcome(cell: Cell, record: dict, done: set) -> str:
         return "missed"
     if any(record["left"].values()):
         return "left something"
-    if record["fault"] in (*COMES_BACK, "replace"):
+    if record["fault"] in (*COMES_BACK, "replace") or cell.is_outlived:
         is_complete = len(done) == cell.workers_at_end and record["rounds"] == cell.course.rounds
         came_back = record["code"] == 0 and is_complete
-        back = "came back" if cell.comes_back else "replaced"
+        back = "outlived" if cell.is_outlived else "came back" if cell.comes_back else "replaced"
         return back if came_back else "stayed away"
     if record["code"] == 0:
         return "done" if len(done) == WORKERS else "unnoticed"

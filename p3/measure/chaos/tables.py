@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Dict, List, Optional
 
-from p3.measure.chaos.matrix import COMES_BACK, FAULTS, MOMENTS, NUMPY, ROLES, TRAININGS
+from p3.measure.chaos.matrix import COMES_BACK, FAULTS, MOMENTS, NUMPY, ROLES, TRAININGS, is_outlived
 
 GOES_ON = (*COMES_BACK, "replace")
 BAD = ("wrong", "hung", "left something", "stayed away", "unnoticed", "mute", "missed")
@@ -34,9 +34,11 @@ def _summary(records: List[dict]) -> str:
         f"| a survivor had to be ended by `p3 run` before it had said why | {count('mute')} |",
         f"| nobody noticed | {count('unnoticed')} |",
         f"| `p3 run` reported the cause, and failed unless it could go on |"
-        f" {sum(bool(r['p3_run'] and (r['code'] or r['fault'] in GOES_ON)) for r in struck)} |",
+        f" {sum(bool(r['p3_run'] and (r['code'] or _goes_on(r))) for r in struck)} |",
         f"| restarted, and ended with the right weights | {count('came back')} of"
         f" {sum(r['fault'] in COMES_BACK for r in struck)} |",
+        f"| the scheduler was replaced, and the weights were right | {count('outlived')} of"
+        f" {sum(r['role'] == 'scheduler' and _goes_on(r) for r in struck)} |",
         f"| a worker was replaced, and all ended with the same weights | {count('replaced')} of"
         f" {sum(r['fault'] == 'replace' for r in struck)} |",
         f"| errors of survivors that named whom the fault hit | {sum(r['names_victim'] for r in struck)} of"
@@ -45,6 +47,10 @@ def _summary(records: List[dict]) -> str:
         f" {sum(len(r['errors']) for r in running)} |",
     ]
     return "\n".join(lines)
+
+
+def _goes_on(record: dict) -> bool:
+    return record["fault"] in GOES_ON or is_outlived(record["role"], record["fault"], record["moment"])
 
 
 def _table(fault: str, records: List[dict]) -> Optional[str]:

@@ -98,6 +98,7 @@ class ClusterLink(Link):
             await self._member.unless_aborted(self._open_vans())
             await self._member.start()
             self.core.start()
+            self._member.outlive(self.core)
             self._opened.set()
             await self._finished.wait()
             await cancel(self._listening)
@@ -126,6 +127,7 @@ class ClusterLink(Link):
             timeout_s=settings.timeout_s,
             trace_fd=fd_of(self.recording),
             checksums=settings.checksum,
+            outlives_scheduler=member.outlived,
         )
         secret = settings.job_secret()
         local = sum(server["machine"] == machine_id() for server in member.servers)

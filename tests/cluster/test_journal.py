@@ -1,0 +1,279 @@
+"""What a scheduler leaves to its successor: the journal itself; and real schedulers that die at any point of random
+programs, over real sockets: each node hears all that counts, once, in order."""
+
+import asyncio
+import os
+import signal
+import socket
+import traceback
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from p3.cluster import journal
+from p3.cluster.connections import channel, frames
+from p3.cluster.journal import Journal, Outbox
+from p3.cluster.member import Member
+from p3.cluster.node import Node, listen
+from p3.cluster.scheduler import Scheduler
+from p3.settings import Settings
+
+WORKER, SERVER = Node("worker", 0, "a"), Node("server", 1, "b")
+HEARTBEAT = frames.HEADER.pack(*{**dict.fromkeys(frames.FIELDS, 0), "kind": frames.HEARTBEAT}.values())
+
+
+@pytest.fixture
+def descriptor():
+    made = Journal.make()
+    yield made
+    os.close(made)
+
+
+def test_a_journal_is_read_as_it_was_written(descriptor):
+    written = Journal(descriptor)
+    written.begin([(WORKER, {"kind": "join", "host": "ä"}), (SERVER, {})])
+    written.add(WORKER, {"kind": "barrier", "number": 1})
+    written.add_demand(True)
+    assert list(Journal(descriptor).read()) == [
+        [["worker", 0, "a", {"kind": "join", "host": "ä"}], ["server", 1, "b", {}]],
+        ["worker", 0, {"kind": "barrier", "number": 1}],
+        True,
+    ]
+
+
+def test_a_record_that_was_not_written_whole_does_not_count_and_leaves_nothing(descriptor):
+    written = Journal(descriptor)
+    written.begin([(WORKER, {})])
+    whole = os.fstat(descriptor).st_size
+    written.add(WORKER, {"kind": "barrier", "number": 1})
+    size = os.fstat(descriptor).st_size
+    content = os.pread(descriptor, size, 0)
+    for cut in range(whole, size):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, content[:cut], 0)
+        read = Journal(descriptor)
+        assert len(list(read.read())) == 1
+        read.add_demand(False)
+        assert list(Journal(descriptor).read())[1:] == [False]
+
+
+def test_a_full_journal_says_so_once_and_takes_no_more(descriptor, monkeypatch):
+    monkeypatch.setattr(journal, "MAX_BYTES", 200)
+    written = Journal(descriptor)
+    said = [written.add(WORKER, {"kind": "barrier", "number": number}) for number in range(20)]
+    assert sum(said) == 1
+    assert len(list(Journal(descriptor).read())) == said.index(True) + 1
+
+
+def test_an_outbox_keeps_what_is_not_known_to_be_heard():
+    outbox = Outbox()
+    for number in range(10):
+        outbox.add({"number": number})
+    outbox.forget(3)
+    outbox.forget(2)
+    assert [message["number"] for message in outbox.after(5)] == [5, 6, 7, 8, 9]
+    assert len(outbox) == 5
+
+
+# Schedulers that die
+
+DEAD = 9  # exit code
+
+
+class MortalJournal(Journal):
+    """Of a scheduler that dies with its n-th message, one way or another. 0: with none."""
+
+    def __init__(self, descriptor, left, how):
+        super().__init__(descriptor)
+        self._left, self._how, self.tells = left, how, None
+
+    def add(self, node, message):
+        self._left -= 1
+        if self._left == 0 and self._how == "torn":
+            os.pwrite(self._descriptor, b"\x50\0\0\0{", self._bytes)
+        if self._left == 0 and self._how in ("unwritten", "torn"):
+            os._exit(DEAD)
+        super().add(node, message)
+        if self._left == 0 and self._how == "untold":
+            os._exit(DEAD)
+        if self._left == 0:
+            self.tells = 1  # and dies with the second
+
+
+async def run_scheduler(job, listener, journal):
+    scheduler = Scheduler(job, listener, journal=journal)
+    tell = scheduler._roster.tell_each
+
+    def tell_each(sent):
+        for node, message in list(sent):
+            if journal.tells == 0:
+                os._exit(DEAD)
+            tell([(node, message)])
+            journal.tells = journal.tells and journal.tells - 1
+
+    scheduler._roster.tell_each = tell_each
+    return await scheduler.run()
+
+
+def in_child(work):
+    """The process that returns work() as its exit code."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = work()
+        except Exception:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return child
+
+
+def run_schedulers(job, listener, descriptor, deaths):
+    """One after the other; the exit code of the last one."""
+    os.setsid()
+    for death in [*deaths, (0, "")]:
+        journal = MortalJournal(descriptor, *death)
+        child = in_child(lambda: 0 if asyncio.run(run_scheduler(job, listener, journal)) is None else 1)
+        code = os.WEXITSTATUS(os.waitpid(child, 0)[1])
+        if code != DEAD:
+            break
+    return code
+
+
+class Core:
+    """In the place of a node's core: heartbeats, to whichever scheduler is there."""
+
+    def __init__(self, watch):
+        self._beat(watch)
+
+    def _beat(self, sock):
+        self.beating = asyncio.ensure_future(self._beats(sock))
+
+    async def _beats(self, sock):
+        with sock:
+            try:
+                while True:
+                    await channel.send(sock, HEARTBEAT)
+                    await channel.read_exactly(sock, len(HEARTBEAT))
+                    await asyncio.sleep(0.02)
+            except OSError:
+                pass
+
+    def replace_watch(self, fd, tls=None):
+        self.beating.cancel()
+        self._beat(socket.socket(fileno=fd))
+
+
+class Player:
+    def __init__(self, settings, role, rank):
+        self.settings = replace(settings, role=role, rank=rank)
+        self.heard = []
+
+    async def play(self, program):
+        self.member = await Member.join(self.settings)
+        core = Core((await self.member.open_watch()).socket)
+        await self.member.start()
+        assert self.member.outlived
+        self.member.outlive(core)
+        try:
+            await asyncio.wait_for(self._serve() if self.settings.role == "server" else self._work(program), 30)
+            await self.member.close()
+        finally:
+            core.beating.cancel()
+
+    async def _hear(self, kind=None):
+        while True:
+            self.heard.append(await self.member.receive())
+            if kind is None or self.heard[-1]["kind"] == kind:
+                return self.heard[-1]
+
+    async def _work(self, program):
+        barriers = counts = 0
+        for step in program:
+            if step == "barrier":
+                barriers += 1
+                self.member.send({"kind": "barrier", "number": barriers})
+                await self._hear("barrier_done")
+            elif step == "count":
+                counts += 1
+                self.member.send({"kind": "count", "number": counts})
+            elif step == "store":
+                self.member.send({"kind": "option", "store": 1, "name": "compression", "value": {"type": "bf16"}})
+            else:
+                self.member.send({
+                    "kind": "announce", "store": 0, "name": step, "shape": [10], "dtype": "float32", "sparse": False,
+                    "staleness": 0, "gathered": False, "norm": False, "defaults": [], "options": {},
+                })  # fmt: skip
+        wanted = len([step for step in program if step != "barrier"])
+        while len([one for one in self.heard if one["kind"] != "barrier_done"]) < wanted:
+            await self._hear()
+        self.member.send({"kind": "bye"})
+
+    async def _serve(self):
+        while True:
+            message = await self._hear()
+            if message["kind"] == "define":
+                self.member.send({"kind": "defined", "wire_key": message["wire_key"]})
+            elif message["kind"] == "set_option":
+                self.member.send({"kind": "option_set", "store": message["store"], "name": message["name"]})
+            elif message["kind"] == "count_for":
+                counted = {"worker": message["worker"], "number": message["number"], "counters": {}}
+                self.member.send({"kind": "counted", **counted})
+            elif message["kind"] == "stop":
+                self.member.send({"kind": "bye"})
+                return
+
+
+async def play(settings, program):
+    players = [Player(settings, role, rank) for role in ("worker", "server") for rank in range(2)]
+    await asyncio.gather(*(player.play(program) for player in players))
+    return players
+
+
+PROGRAMS = st.lists(st.sampled_from(["barrier", "count", "key"]), min_size=1, max_size=12)
+DEATHS = st.lists(
+    st.tuples(st.integers(1, 12), st.sampled_from(["unwritten", "torn", "untold", "half told"])), max_size=4
+)
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(program=PROGRAMS, with_option=st.booleans(), deaths=DEATHS)
+def test_whenever_schedulers_die_each_node_hears_all_that_counts_once(program, with_option, deaths):
+    keys = iter("key %d" % number for number in range(20))
+    program = [next(keys) if step == "key" else step for step in program] + ["store"] * with_option
+    listener, descriptor = listen("127.0.0.1"), Journal.make()
+    job = Settings(
+        root_host="127.0.0.1", root_port=listener.getsockname()[1], num_workers=2, num_servers=2,
+        secret="0123456789abcdef", rendezvous_timeout_s=20, timeout_s=20, node_host="127.0.0.1",
+    )  # fmt: skip
+    child = in_child(lambda: run_schedulers(job, listener, descriptor, deaths))
+    try:
+        players = asyncio.run(play(job, program))
+        assert os.WEXITSTATUS(os.waitpid(child, 0)[1]) == 0  # it has not failed
+    except BaseException:
+        os.killpg(child, signal.SIGKILL)
+        raise
+    finally:
+        listener.close()
+        os.close(descriptor)
+    names = [step for step in program if step.startswith("key")]
+    barriers, counts = program.count("barrier"), program.count("count")
+    for player in players:
+        heard = [message for message in player.heard if message["kind"] != "bye"]
+        if player.settings.role == "worker":
+            agreed = [message for message in heard if message["kind"] == "agreed"]
+            assert [message["name"] for message in agreed] == names
+            assert agreed == [message for message in players[0].heard if message["kind"] == "agreed"]
+            done = [message["number"] for message in heard if message["kind"] == "barrier_done"]
+            assert done == list(range(1, barriers + 1))
+            answers = [message["number"] for message in heard if message["kind"] == "counters"]
+            assert sorted(answers) == list(range(1, counts + 1))
+        else:
+            assert [message["name"] for message in heard if message["kind"] == "define"] == names
+            asked = [(one["worker"], one["number"]) for one in heard if one["kind"] == "count_for"]
+            assert sorted(asked) == [(rank, number) for rank in range(2) for number in range(1, counts + 1)]
+        option = "option_agreed" if player.settings.role == "worker" else "set_option"
+        assert [message["kind"] for message in heard].count(option) == with_option

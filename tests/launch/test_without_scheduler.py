@@ -1,0 +1,113 @@
+"""The scheduler is killed while a job runs: training goes on, another scheduler takes its place, and all bits are those
+of a job that nobody disturbed."""
+
+import os
+import random
+import re
+import signal
+import sys
+import time
+
+import pytest
+from launched_jobs import children
+from plugin_jobs import SCRIPTS
+from processes import Process, clean_environment, wait_until
+
+STEPS = 40
+JOB = [sys.executable, str(SCRIPTS / "without_scheduler.py"), str(STEPS)]
+
+
+def p3_run(folder, processes, *options, command=JOB, **env):
+    argv = [sys.executable, "-m", "p3", "run", "-n", "2", "-s", "2", *options, *command]
+    processes.append(Process(argv, clean_environment(**env), folder))
+    return processes[-1]
+
+
+def scheduler_of(run):
+    for child in children(run.popen.pid):
+        with open("/proc/%s/cmdline" % child, "rb") as file:
+            if b"--journal-fd" in file.read():
+                return int(child)
+    return None
+
+
+def kill_scheduler(run):
+    wait_until(lambda: scheduler_of(run) is not None, "the scheduler")
+    pid = scheduler_of(run)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: scheduler_of(run) not in (None, pid), "another scheduler")
+
+
+def until_step(run, step):
+    while True:
+        line = run.read_line()
+        assert line, run.wait(10)
+        if line.endswith("step %d" % step):
+            return
+
+
+def digests(ended):
+    assert ended.code == 0, ended
+    found = re.findall(r"worker (\d): ([0-9a-f]{64})", ended.out)
+    assert sorted(rank for rank, _ in found) == ["0", "1"], ended
+    assert len({digest for _, digest in found}) == 1
+    return found[0][1]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    processes = []
+    try:
+        return digests(p3_run(tmp_path_factory.mktemp("job"), processes).wait(120))
+    finally:
+        for process in processes:
+            process.end()
+
+
+@pytest.mark.parametrize("env", [{}, {"P3_TLS": "1"}], ids=["plain", "tls"])
+def test_a_job_outlives_its_scheduler_again_and_again(undisturbed, tmp_path, processes, env):
+    run = p3_run(tmp_path, processes, **env)
+    rng = random.Random(1)
+    for step in (2, 9, 17, 24, 31):
+        until_step(run, step)
+        time.sleep(rng.uniform(0, 0.05))  # wherever that is between two messages
+        kill_scheduler(run)
+    ended = run.wait(120)
+    assert digests(ended) == undisturbed
+    assert ended.err.count("the scheduler ended with signal SIGKILL; starting another one, while the job goes on") == 5
+    assert ended.out.count("all nodes have come back") <= 5 and "nobody misses" not in ended.out, ended
+
+
+def test_a_scheduler_that_dies_before_the_job_runs_ends_it(tmp_path, processes):
+    waits = [sys.executable, "-c", "import time; time.sleep(600)"]
+    run = p3_run(tmp_path, processes, command=waits)
+    wait_until(lambda: scheduler_of(run) is not None, "the scheduler")
+    os.kill(scheduler_of(run), signal.SIGKILL)
+    ended = run.wait(60)
+    assert ended.code == 128 + signal.SIGKILL
+    assert "starting another one" not in ended.err
+
+
+def test_where_workers_are_replaced_a_scheduler_that_dies_still_ends_the_job(tmp_path, processes):
+    run = p3_run(tmp_path, processes, "--on-worker-loss", "wait", command=[*JOB, "0.1"])
+    until_step(run, 2)
+    for child in children(run.popen.pid):
+        with open("/proc/%s/environ" % child, "rb") as file:
+            if b"DMLC_ROLE=scheduler" in file.read():
+                os.kill(int(child), signal.SIGKILL)
+    ended = run.wait(60)
+    assert ended.code != 0 and "the scheduler (127.0.0.1) closed the connection: it has ended" in ended.err
+
+
+def test_who_dies_while_there_is_no_scheduler_is_missed_by_the_next_one(tmp_path, processes):
+    run = p3_run(tmp_path, processes, command=[*JOB, "0.05"], P3_TIMEOUT_S="3")
+    until_step(run, 2)
+    victim = next(
+        int(child) for child in children(run.popen.pid)
+        if b"without_scheduler" in open("/proc/%s/cmdline" % child, "rb").read()
+    )  # fmt: skip
+    os.kill(scheduler_of(run), signal.SIGKILL)
+    os.kill(victim, signal.SIGKILL)
+    ended = run.wait(60)
+    assert ended.code == 128 + signal.SIGKILL, ended
+    assert re.search(r"p3 run: worker \d ended with signal SIGKILL", ended.err), ended
