@@ -15,7 +15,7 @@ struct NodeOptions {
   double timeout_s = 10.0;   // silence on a van for this long means a dead peer
   // The end of the connection to the scheduler is no failure: replace_watch() will bring another one.
   bool outlives_scheduler = false;
-  bool checksums = false;    // CRC32C on every frame that carries a slice; the same on all nodes
+  bool checksums = false;  // CRC32C on every frame that carries a slice; the same on all nodes
   // How much is held for a peer that may send requests (answers that it has not read, its frames that wait to be
   // handled) before nothing more is read from it. Far more than jobs need.
   uint64_t max_held_bytes = 64 << 20;

@@ -177,7 +177,8 @@ class Launcher:
 
     def _take_note(self, status: dict) -> None:
         state = status["state"]
-        self._schedulers.take_note(state)
+        if self._schedulers is not None:
+            self._schedulers.take_note(state)
         if state == "running":
             self.began_at = time.monotonic()
             self._in_place_since = dict.fromkeys(self._workers, self.began_at)

@@ -19,8 +19,9 @@ _TRIES = 3  # for one to have all nodes back
 
 class Schedulers:
     def __init__(self, settings: Settings, root: str, status_fd: int) -> None:
-        """`root`: the address of this host that all nodes reach. `status_fd`: of the pipe; ours from now on. ConfigError:
-        the address or port cannot be had."""
+        """`root`: the address of this host that all nodes reach. `status_fd`: of the pipe; ours from now on.
+
+        ConfigError if no socket can be had there."""
         self._descriptors: Dict[str, int] = {"status_fd": status_fd}
         try:
             self._listener = listen_as_root(root, settings.root_port)

@@ -11,7 +11,7 @@ import time
 import pytest
 from launched_jobs import children
 from plugin_jobs import SCRIPTS
-from processes import Process, clean_environment, wait_until
+from processes import Process, clean_environment, wait_until, write_script
 
 STEPS = 40
 JOB = [sys.executable, str(SCRIPTS / "without_scheduler.py"), str(STEPS)]
@@ -89,14 +89,23 @@ def test_a_scheduler_that_dies_before_the_job_runs_ends_it(tmp_path, processes):
 
 
 def test_where_workers_are_replaced_a_scheduler_that_dies_still_ends_the_job(tmp_path, processes):
-    run = p3_run(tmp_path, processes, "--on-worker-loss", "wait", command=[*JOB, "0.1"])
+    script = """
+        import p3, time
+        with p3.Session.open() as session:
+            for step in range(10000):
+                session.barrier()
+                print("step %d" % step, flush=True)
+                time.sleep(0.05)
+    """
+    script = [sys.executable, write_script(tmp_path, script)]
+    run = p3_run(tmp_path, processes, "--on-worker-loss", "wait", command=script)
     until_step(run, 2)
     for child in children(run.popen.pid):
         with open("/proc/%s/environ" % child, "rb") as file:
             if b"DMLC_ROLE=scheduler" in file.read():
                 os.kill(int(child), signal.SIGKILL)
     ended = run.wait(60)
-    assert ended.code != 0 and "the scheduler (127.0.0.1) closed the connection: it has ended" in ended.err
+    assert ended.code == 128 + signal.SIGKILL and "p3 run: scheduler ended with signal SIGKILL" in ended.err
 
 
 def test_who_dies_while_there_is_no_scheduler_is_missed_by_the_next_one(tmp_path, processes):

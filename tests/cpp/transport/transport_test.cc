@@ -282,6 +282,47 @@ TEST(Transport, FinishDoesNotWaitForEverForAPeerThatStaysSilent) {
   EXPECT_FALSE(node.transport.error());
 }
 
+TEST(Transport, ANodeGoesOnWithoutItsSchedulerIfItIsTo) {
+  const Payloads payloads;
+  for (const bool outlives : {true, false}) {
+    NodeOptions options;
+    options.heartbeat_s = 0.05;
+    options.timeout_s = 1000;
+    options.outlives_scheduler = outlives;
+    Node node("node", options), peer("peer", options);
+    StreamPair ends = unix_streams();
+    auto [first, watch] = unix_pair();
+    node.transport.add_van(std::move(ends.first), "peer", 0);
+    node.transport.add_van(stream_of(watch), "the scheduler");
+    peer.transport.add_van(std::move(ends.second), "node", 0);
+    std::atomic<int> came{0};
+    peer.on_slice = [&](int, const Header&) { ++came; };
+    node.transport.start();
+    peer.transport.start();
+    ::close(first);
+    if (!outlives) {
+      EXPECT_TRUE(within_deadline([&] { return node.transport.error().has_value(); }));
+      EXPECT_EQ(node.transport.error()->kind(), ErrorKind::kPeerLost);
+      continue;
+    }
+    Header header;
+    for (int former = -1, schedulers = 0; schedulers < 3; ++schedulers) {  // the last two while the former one lives
+      const auto [other, own] = unix_pair();
+      node.transport.replace_watch(stream_of(own));
+      RawPeer scheduler(dup(other));
+      ASSERT_TRUE(scheduler.receive(header, true));
+      EXPECT_EQ(header.kind, FrameKind::kPing);
+      node.transport.send({{0, payloads.frame(1, 0, 100)}});
+      EXPECT_TRUE(within_deadline([&] { return came == schedulers + 1; }));
+      if (former >= 0) ::close(former);
+      former = other;
+    }
+    EXPECT_FALSE(node.transport.error());
+    node.transport.stop();
+    peer.transport.stop();
+  }
+}
+
 // Work that comes up while the receiver works, as when a frame leaves and lets another round begin. Nothing else would
 // wake it within the deadline.
 TEST(Transport, WorkThatIsAskedForDuringWorkIsDoneAtOnce) {
