@@ -21,14 +21,15 @@ import time
 from typing import Awaitable, Dict, List, Optional, Sequence, Set
 
 from p3.cluster.connections import descriptors
+from p3.cluster.node import listen_as_root
 from p3.errors import ConfigError
-from p3.launch.engines import Engine, Process
+from p3.launch.engines import Engine, Process, start_here
 from p3.launch.execute import SAME_SIGNAL_S, signal_name
 from p3.launch.output import Output
 from p3.launch.placement import Host, Task, moved
 from p3.launch.restarts import Budget, Cooling
 from p3.launch.running import DRAIN_S, Running, all_ended, signal_all
-from p3.launch.schedulers import TASK, Schedulers
+from p3.launch.schedulers import Schedulers
 from p3.launch.status import Status
 from p3.launch.telling import Telling
 from p3.settings import Settings
@@ -41,6 +42,7 @@ NEVER_JOINED = (
     "give the object, not the string, to gluon.Trainer(..., kvstore=kv)."
 )
 
+_SCHEDULER = Task("scheduler", 0, Host("localhost"), {"DMLC_ROLE": "scheduler"})
 _LAST_WORDS_S = 5.0  # after a failure, for the others to end with an error of their own
 _TIMED_OUT = 124  # exit code, as timeout(1) has it
 
@@ -147,10 +149,12 @@ class Launcher:
         self._command = command
         count = descriptors.PER_PROCESS * (len(tasks) + 1)
         descriptors.provide(count, "p3 run", "%d processes" % (len(tasks) + 1))
+        listener = listen_as_root(self._engine.root, self._settings.root_port)
+        port = listener.getsockname()[1]
         status_read, status_write = os.pipe()
+        # What replaces workers (p3/cluster/vacancies.py) no journal has.
+        self._schedulers = Schedulers(listener, status_write, leave_journals=not self._settings.replaces_workers)
         self._status = Status(status_read, self._take_note)
-        self._schedulers = Schedulers(self._settings, self._engine.root, status_write)
-        port = self._schedulers.port
         self._job.update(DMLC_PS_ROOT_URI=self._engine.root, DMLC_PS_ROOT_PORT=str(port))
         await self._start_scheduler()
         watched = dataclasses.replace(
@@ -163,7 +167,8 @@ class Launcher:
         return await self._wait_for_the_end()
 
     async def _start_scheduler(self) -> Running:
-        return self._add(TASK, await self._schedulers.start(self._job, self._secret))
+        inherited = self._schedulers.next()
+        return self._add(_SCHEDULER, await start_here(_SCHEDULER, self._job, self._secret, [], **inherited))
 
     async def _start(self, task: Task) -> Running:
         command = self._command if task.role == "worker" else []
@@ -212,7 +217,7 @@ class Launcher:
             done -= restarted
             for ended in [task.result() for task in restarted]:
                 self._running.remove(ended)
-                again = self._restart_scheduler if ended.task is TASK else self._restart
+                again = self._restart_scheduler if ended.task is _SCHEDULER else self._restart
                 ending.add(asyncio.ensure_future(again(ended)))
             if not done and (timeout_s is None or restarted):
                 continue
@@ -257,7 +262,7 @@ class Launcher:
     def _may_restart(self, ended: Running) -> bool:
         if ended.process.returncode == 0 or not self._has_begun or self._job_failure is not None:
             return False
-        if ended.task is TASK:
+        if ended.task is _SCHEDULER:
             return self._schedulers.may_start_again
         return (
             ended.task.role == "worker"
@@ -345,7 +350,7 @@ class Launcher:
 
     def _demand_snapshot(self, number: int) -> bool:
         """Has the scheduler ask the job for one: SIGUSR1, to go on, or SIGUSR2, to end. False if it cannot take any."""
-        schedulers = [running.process for running in self._running if running.task is TASK]
+        schedulers = [running.process for running in self._running if running.task is _SCHEDULER]
         alive = [process for process in schedulers if process.returncode is None]
         takes_them = self._has_begun and self._settings.snapshot_dir is not None and bool(alive)
         if takes_them:

@@ -1,55 +1,46 @@
-"""The schedulers of one job, one after the other, and what the launcher that outlives them passes on to each: the
-listening socket, so that nodes find each at the same address; the pipe through which it says what becomes of the job;
-and the journal, from which one takes up what the one before it has left (p3/cluster/journal.py)."""
+"""The schedulers of one job, one after the other, and what whoever starts them, and outlives them, passes on to each:
+the listening socket, so that nodes find each at the same address; the pipe through which it says what becomes of the
+job; and the journal, from which one takes up what the one before it has left (p3/cluster/journal.py)."""
 
 from __future__ import annotations
 
 import os
-from typing import Dict, Mapping
+import socket
+from typing import Dict, Optional
 
 from p3.cluster.journal import Journal
-from p3.cluster.node import listen_as_root
-from p3.launch.engines import Process, start_here
-from p3.launch.placement import Host, Task
-from p3.settings import Settings
 
-TASK = Task("scheduler", 0, Host("localhost"), {"DMLC_ROLE": "scheduler"})
 _TRIES = 3  # for one to have all nodes back
 
 
 class Schedulers:
-    def __init__(self, settings: Settings, root: str, status_fd: int) -> None:
-        """`root`: the address of this host that all nodes reach. `status_fd`: of the pipe; ours from now on.
-
-        ConfigError if no socket can be had there."""
-        self._descriptors: Dict[str, int] = {"status_fd": status_fd}
-        try:
-            self._listener = listen_as_root(root, settings.root_port)
-        except BaseException:
-            os.close(status_fd)
-            raise
-        self.port: int = self._listener.getsockname()[1]
-        self._descriptors["listen_fd"] = self._listener.fileno()
-        self._is_mortal = settings.replaces_workers  # p3/cluster/vacancies.py knows what no journal has
-        if not self._is_mortal:
+    def __init__(self, listener: socket.socket, status_fd: Optional[int] = None, leave_journals: bool = False) -> None:
+        """`listener` and `status_fd`, the pipe's, are ours from now on. `leave_journals`: needs a pipe."""
+        self._listener = listener
+        self._descriptors: Dict[str, int] = {"listen_fd": listener.fileno()}
+        if status_fd is not None:
+            self._descriptors["status_fd"] = status_fd
+        if leave_journals:
             self._descriptors["journal_fd"] = Journal.make()
-        self._tries_left = 0
+        self._tries_left: Optional[int] = None  # None: the job does not run
 
-    async def start(self, job: Mapping[str, str], secret: str) -> Process:
-        self._tries_left -= 1
-        return await start_here(TASK, job, secret, [], **self._descriptors)
+    def next(self) -> Dict[str, int]:
+        """What the next one inherits, by fields of Launched."""
+        if self._tries_left is not None:
+            self._tries_left -= 1
+        return self._descriptors
 
     @property
     def may_start_again(self) -> bool:
         """Whether one that dies now may leave the job to another one."""
-        return not self._is_mortal and self._tries_left > 0
+        return "journal_fd" in self._descriptors and bool(self._tries_left)
 
     def take_note(self, state: str) -> None:
         """Of what the scheduler says."""
         if state in ("running", "resumed"):
             self._tries_left = _TRIES
-        elif state == "mortal":
-            self._is_mortal = True
+        elif state in ("mortal", "failed"):
+            self._tries_left = 0
 
     def close(self) -> None:
         """No more will be started. Idempotent."""

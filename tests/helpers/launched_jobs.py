@@ -1,5 +1,6 @@
 """Jobs of `p3 exec` under a launcher: what tests/jobs/launched.py tells of itself, and what of a job is still alive."""
 
+import contextlib
 import json
 import os
 import re
@@ -79,13 +80,15 @@ def living(folder):
     return found
 
 
-def node_of(process, role):
+def node_of(process, role, default=None):
     """The child of a supervisor that has that role."""
     for child in map(int, children(process)):
-        with open("/proc/%d/environ" % child, "rb") as file:
+        with contextlib.suppress(OSError), open("/proc/%d/environ" % child, "rb") as file:
             if b"DMLC_ROLE=" + role.encode() in file.read().split(b"\0"):
                 return child
-    raise LookupError("process %d has no %s" % (process, role))
+    if default is None:
+        raise LookupError("process %d has no %s" % (process, role))
+    return default
 
 
 def children(process):

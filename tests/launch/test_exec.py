@@ -72,7 +72,7 @@ def test_the_secret_goes_through_a_private_file_that_is_gone_once_all_have_joine
 
 
 # rank of the supervisor; what is killed: itself, or the child of that role
-VICTIMS = [(0, "worker"), (3, "worker"), (0, "scheduler"), (0, "server"), (2, "server"), (0, ""), (1, ""), (2, "")]
+VICTIMS = [(0, "worker"), (3, "worker"), (0, "server"), (2, "server"), (0, ""), (1, ""), (2, "")]
 
 
 @pytest.mark.parametrize("rank, role", VICTIMS, ids=lambda value: str(value) or "p3exec")
@@ -87,6 +87,23 @@ def test_whoever_is_killed_all_end_and_none_with_success(processes, tmp_path, ra
     if role:
         which = "worker %d" % rank if role == "worker" else "the %s of worker %d" % (role, rank)
         assert "p3 exec: %s (" % which in err and "ended with signal SIGKILL" in err
+
+
+def test_a_scheduler_that_is_killed_is_outlived(processes, tmp_path):
+    started = start(processes, tmp_path, "patient")
+    jobs.workers(tmp_path, SIZE)
+    supervisor = started[0].popen.pid
+    for _ in range(2):
+        scheduler = jobs.node_of(supervisor, "scheduler")
+        os.kill(scheduler, signal.SIGKILL)
+        jobs.wait_until(lambda: jobs.node_of(supervisor, "scheduler", default=scheduler) != scheduler)
+    for process in started:
+        process.signal(signal.SIGTERM)  # to the script, which then takes steps and a barrier and ends
+    codes, out, err = ends(started, tmp_path)
+    assert codes == [0] * SIZE, err
+    number, digests, _ = jobs.digests(out)
+    assert (number, len(digests)) == (SIZE, 1)
+    assert err.count("ended with signal SIGKILL; starting another one, while the job goes on") == 2
 
 
 def test_workers_that_do_not_notice_the_end_of_the_job_are_ended(processes, tmp_path):

@@ -71,7 +71,7 @@ def test_mpirun_starts_a_job_with_a_server_on_each_host(start, tmp_path):
     nothing_is_left(tmp_path)
 
 
-@pytest.mark.parametrize("rank, role", [(1, "worker"), (0, "scheduler"), (2, "")], ids=["worker", "scheduler", ""])
+@pytest.mark.parametrize("rank, role", [(1, "worker"), (0, "server"), (2, "")], ids=["worker", "server", ""])
 def test_a_killed_process_ends_the_job(start, tmp_path, rank, role):
     launcher = start(0)
     supervisor = jobs.workers(tmp_path, SIZE, launcher)[rank]["parent"]

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import List, Mapping, NamedTuple, Optional
+from typing import Dict, List, Mapping, NamedTuple, Optional
 
 from p3.launch.execute import Launched, p3_exec
 from p3.launch.launchers.meeting import Met
 from p3.launch.launchers.place import Place
 from p3.launch.placement import source_path
+from p3.launch.schedulers import Schedulers
 
 
 class Node(NamedTuple):
@@ -22,24 +23,27 @@ class Node(NamedTuple):
     process: subprocess.Popen
 
 
-def start(place: Place, met: Met, env: Mapping[str, str], status_fd: Optional[int] = None) -> List[Node]:
+def start(place: Place, met: Met, env: Mapping[str, str], schedulers: Optional[Schedulers] = None) -> List[Node]:
     """Those that this worker's place asks for: rank 0 brings the scheduler, the first worker of a machine a server.
 
-    Takes over the listener. `status_fd`: where the scheduler reports, see scheduler.py. `env`: of this process.
+    `schedulers`: of rank 0. `env`: of this process.
     """
     started = []
-    common = {**env, **met.variables}
-    common.pop("P3_RANK", None)  # the worker's
-    if met.listener is not None:
-        listen_fd = met.listener.detach()
-        try:
-            started.append(_start("scheduler", common, listen_fd=listen_fd, status_fd=status_fd))
-        finally:
-            os.close(listen_fd)
+    if schedulers is not None:
+        started.append(start_scheduler(met, env, schedulers))
     if place.local_rank == 0:
         rank = {"P3_RANK": place.machine} if place.machine.isdigit() else {}  # else the scheduler assigns one
-        started.append(_start("server", {**common, **rank}))
+        started.append(_start("server", {**_common(met, env), **rank}))
     return started
+
+
+def start_scheduler(met: Met, env: Mapping[str, str], schedulers: Schedulers) -> Node:
+    """The first one, or one that takes the place of one that has died."""
+    return _start("scheduler", _common(met, env), **schedulers.next())
+
+
+def _common(met: Met, env: Mapping[str, str]) -> Dict[str, str]:
+    return {name: value for name, value in {**env, **met.variables}.items() if name != "P3_RANK"}  # the worker's
 
 
 def _start(role: str, env: Mapping[str, str], **descriptors: Optional[int]) -> Node:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import json
 import os
 import selectors
@@ -27,6 +28,7 @@ from p3.launch.execute import die_with, how_ended, worker_environment
 from p3.launch.launchers import meeting, nodes
 from p3.launch.launchers.lifeline import Lifeline
 from p3.launch.launchers.place import Adapter, Place
+from p3.launch.schedulers import Schedulers
 from p3.settings import Settings
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
@@ -43,15 +45,19 @@ def run(settings: Settings, adapter: Adapter, folder: str, command: List[str]) -
     encryption.require(settings)
     with meeting.arrange(settings, adapter.place(os.environ), folder, os.environ) as (channel, place, address):
         met = meeting.meet(settings, place, channel, address)
-        return _Supervisor(place, channel).run(met, adapter.threads_of(os.environ), command)
+        supervisor = _Supervisor(place, channel, outlives_schedulers=not settings.replaces_workers)
+        return supervisor.run(met, adapter.threads_of(os.environ), command)
 
 
 class _Supervisor:
-    def __init__(self, place: Place, channel: meeting.Channel) -> None:
-        self._place, self._channel = place, channel
+    def __init__(self, place: Place, channel: meeting.Channel, outlives_schedulers: bool) -> None:
+        self._place, self._channel, self._outlives_schedulers = place, channel, outlives_schedulers
         self._label = "worker %d (%s)" % (place.rank, socket.gethostname())
         self._worker: Optional[subprocess.Popen] = None
         self._nodes: List[nodes.Node] = []
+        self._schedulers: Optional[Schedulers] = None  # of rank 0
+        self._status: Optional[io.FileIO] = None  # the pipe where they report
+        self._reported = b""  # half a line of that
         self._lifeline: Lifeline
         self._failure: Optional[str] = None
         self._code = 0  # of the worker, if it was the first to fail
@@ -63,19 +69,20 @@ class _Supervisor:
         with contextlib.ExitStack() as at_end:
             wakes = _wake_up(at_end)
             self._lifeline = Lifeline(self._place, "%(DMLC_PS_ROOT_URI)s:%(DMLC_PS_ROOT_PORT)s" % met.variables)
-            status_read, status_write = os.pipe()
-            os.set_blocking(status_read, False)
-            try:
-                self._nodes = nodes.start(self._place, met, os.environ, status_write)
-            finally:
-                os.close(status_write)
-            status = at_end.enter_context(os.fdopen(status_read, "rb", 0))
+            if met.listener is not None:
+                status_read, status_write = os.pipe()
+                os.set_blocking(status_read, False)
+                self._status = at_end.enter_context(os.fdopen(status_read, "rb", 0))
+                self._schedulers = Schedulers(met.listener, status_write, self._outlives_schedulers)
+                at_end.callback(self._schedulers.close)
             at_end.callback(self._kill)
+            self._start_scheduler = functools.partial(nodes.start_scheduler, met, dict(os.environ), self._schedulers)
+            self._nodes = nodes.start(self._place, met, os.environ, self._schedulers)
             try:
                 self._worker = self._start_worker(met, threads, command)
             except OSError as error:
                 self._fail("%s: %s" % (self._label, cannot_run(command[0], error)), 1)
-            self._watch(wakes, status)
+            self._watch(wakes)
         if self._failure is None:
             self._lifeline.close(good=True)
             return 0
@@ -94,9 +101,8 @@ class _Supervisor:
 
     # The loop
 
-    def _watch(self, wakes: socket.socket, status) -> None:
-        reported = b""
-        reports = [status]
+    def _watch(self, wakes: socket.socket) -> None:
+        reports = [] if self._status is None else [self._status]
         while self._goes_on():
             with selectors.DefaultSelector() as selector:
                 for source in [wakes, *reports, *self._lifeline.sockets]:
@@ -105,18 +111,23 @@ class _Supervisor:
             with contextlib.suppress(BlockingIOError):
                 for number in wakes.recv(1 << 10):
                     self._on_signal(number)
-            for pipe in list(reports):
-                data = pipe.read(1 << 16)  # None: nothing yet
-                reported += data or b""
-                if data == b"":
-                    reports.remove(pipe)
-            *lines, reported = reported.split(b"\n")
-            if any(json.loads(line)["state"] == "running" for line in lines):
-                self._channel.withdraw()  # all have read it
+            self._read_reports()
             if not self._lifeline.step():
                 self._fail(None)
             if time.monotonic() >= self._acts_at:
                 self._end_the_living()
+
+    def _read_reports(self) -> None:
+        """All that the scheduler has said by now."""
+        while self._status is not None:
+            data = self._status.read(1 << 16)
+            if not data:  # nothing yet
+                return
+            *lines, self._reported = (self._reported + data).split(b"\n")
+            for state in [json.loads(line)["state"] for line in lines]:
+                self._schedulers.take_note(state)
+                if state == "running":
+                    self._channel.withdraw()  # all have read it
 
     def _goes_on(self) -> bool:
         self._look_for_the_dead()
@@ -146,11 +157,19 @@ class _Supervisor:
         """The only one that asks the kernel, so that nobody's end is seen and not judged."""
         if self._worker is not None and self._worker.poll():
             self._fail("%s ended with %s" % (self._label, how_ended(self._worker.returncode)), self._worker.returncode)
-        for role, process in self._nodes:
-            if process.poll():
+        for number, (role, process) in enumerate(self._nodes):
+            if process.poll() and role == "scheduler" and self._is_outlived():
+                died = "the scheduler of %s ended with %s; starting another one, while the job goes on"
+                _say(died % (self._label, how_ended(process.returncode)))
+                self._nodes[number] = self._start_scheduler()
+            elif process.poll():
                 # With an exit code, it has printed an error itself.
                 died = "the %s of %s ended with %s" % (role, self._label, how_ended(process.returncode))
                 self._fail(died if process.returncode < 0 else None)
+
+    def _is_outlived(self) -> bool:
+        self._read_reports()  # of which its end is perhaps the consequence
+        return self._failure is None and self._schedulers.may_start_again
 
     # A failure
 

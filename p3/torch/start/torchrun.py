@@ -19,6 +19,7 @@ from p3.launch.launchers import meeting, nodes
 from p3.launch.launchers.adapters import TORCHRUN
 from p3.launch.launchers.place import Place
 from p3.launch.launchers.torch_store import StoreChannel
+from p3.launch.schedulers import Schedulers
 from p3.settings import Settings
 from p3.worker.session import Session
 
@@ -53,7 +54,12 @@ def _start_nodes(place: Place, met: meeting.Met, env: Mapping[str, str]) -> List
 
     def start() -> None:
         try:
-            started.set_result(nodes.start(place, met, env))
+            schedulers = None if met.listener is None else Schedulers(met.listener)
+            try:
+                started.set_result(nodes.start(place, met, env, schedulers))
+            finally:
+                if schedulers is not None:
+                    schedulers.close()
         except BaseException as error:  # handed to who waits below
             started.set_exception(error)
             return
