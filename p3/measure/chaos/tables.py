@@ -97,4 +97,5 @@ def _cell(records: List[dict]) -> str:
         parts.append("%.1f (%.1f)" % (statistics.median(seconds), max(seconds)) if seconds else "none")
     bad: Dict[str, int] = {what: sum(r["outcome"] == what for r in records) for what in BAD}
     told = ", ".join(f"{count} {what}" for what, count in bad.items() if count)
-    return f"{len(records)} runs: {', '.join(parts)}" + (f"; **{told}**" if told else "")
+    runs = "1 run" if len(records) == 1 else f"{len(records)} runs"
+    return f"{runs}: {', '.join(parts)}" + (f"; **{told}**" if told else "")
