@@ -90,10 +90,10 @@ def _start(nodes: int, model: str, processes: int) -> Job:
         DMLC_NODE_HOST=host, P3_SECRET=secrets.token_hex(16), P3_RENDEZVOUS_TIMEOUT_S=str(_WAIT_S),
         P3_LOCAL_AGGREGATION="0", P3_WATCH_S="0",
     )  # fmt: skip
-    code = "import socket, os, sys; from p3.cluster import scheduler; from p3.settings import Settings; " \
+    code = "import socket, os, sys; from p3.cluster import journal, scheduler; from p3.settings import Settings; " \
         "from p3.cluster.node import listen_as_root; listener = listen_as_root(%r, 0); " \
-        "print(listener.getsockname()[1], flush=True); " \
-        "sys.exit(scheduler.main(Settings.from_env(os.environ), listener.detach()))" % host
+        "print(listener.getsockname()[1], flush=True); kept = journal.Journal.make(); " \
+        "sys.exit(scheduler.main(Settings.from_env(os.environ), listener.detach(), journal_fd=kept))" % host
     said = tempfile.TemporaryFile("w+")
     scheduler = subprocess.Popen([sys.executable, "-c", code], env=dict(environment, DMLC_ROLE="scheduler"),
                                  stdout=subprocess.PIPE, stderr=said, text=True)  # fmt: skip
