@@ -183,9 +183,11 @@ def _adapt_trainer(trainer, store_type):
         scaled = scale_of(self)
         if scaled is not None:
             scaled[1]._follow_loss_scale(scaled[0].loss_scale)
+        if not isinstance(self._kvstore, store_type):
+            return reduce(self)
+        self._kvstore._begin_pushes(self._optimizer)
         reduce(self)
-        if isinstance(self._kvstore, store_type):
-            self._kvstore._end_pushes()
+        self._kvstore._end_pushes()
 
     @functools.wraps(update)
     def _update(self, *arguments, **named):

@@ -118,6 +118,7 @@ class P3KVStore(mx.kvstore.KVStore):
         self._loss_scale = LossScale(session)
         self._strategy = None  # of set_strategy(), until it is held against the keys
         self._clips = False  # set_clipping() was called
+        self._rates = None  # learning rate and weight decay of a Trainer that pushes just now
         self._norm = None  # then, of its sums, as soon as it has a key
         self._saved_states = SavedStates(self)
         self._resuming = store_snapshots.Resuming(self)
@@ -557,12 +558,15 @@ class P3KVStore(mx.kvstore.KVStore):
             entry = beginnings.before_first_push(self, entry, values)
         elif self._servers_update and would_update_all_rows(self._optimizer, entry):
             raise MXNetError(_ROWS_ALONE % (entry.id,))
-        self._session.begin_push(entry.declared, -priority)  # Trainer and Module begin with 0 and go down
+        declared = entry.declared
+        self._session.begin_push(declared, -priority)  # Trainer and Module begin with 0 and go down
         gradient = entry.gradient(values)
         scalars = NO_SCALARS
         if self._servers_update:
             scalars = round_scalars(self._optimizer, entry.id, servers_count=entry.declared.staleness > 0)
             scalars = (*scalars, self._live_fields.of(self._optimizer, entry.declared))
+        elif self._rates is not None and not (declared.sparse or declared.factors or declared.staleness):
+            scalars = (*self._rates, *NO_SCALARS[2:])
         entry.priority = self._priorities.of_round(entry, priority, (*outs, *values))
         partitions.note_push(self._session, entry.declared)
         if self._norm is not None:
@@ -575,9 +579,13 @@ class P3KVStore(mx.kvstore.KVStore):
         self._after_operation()
         return entry
 
+    def _begin_pushes(self, optimizer):
+        """Of a Trainer's step. Where workers update, the servers see to it that all do so at the same rate."""
+        self._rates = optimizer.learning_rate, optimizer.wd
+
     @_call
     def _end_pushes(self):
-        """Of a Trainer's step."""
+        self._rates = None
         if self._norm is not None:
             self._norm.end_pushes(self._keys.values())
             self._after_operation()

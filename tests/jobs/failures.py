@@ -45,6 +45,19 @@ def optimizer_on_rank_1_alone(kv):
     optimizer_on_rank(kv, 1)
 
 
+def other_rates_of_updating_workers(kv):
+    layer = mx.gluon.nn.Dense(1, in_units=2)
+    layer.initialize()
+    rate = {"learning_rate": 0.1 * (1 + kv.rank)}
+    trainer = mx.gluon.Trainer(layer.collect_params(), "sgd", rate, kvstore=kv, update_on_kvstore=False)
+    for _ in range(100):  # a worker may be a step behind when the other one hears of it
+        with mx.autograd.record():
+            loss = layer(mx.nd.ones((1, 2))).sum()
+        loss.backward()
+        trainer.step(1)
+        mx.nd.waitall()
+
+
 def failed_gradient(kv):
     out = mx.nd.zeros((2, 2))
     kv.init("weight", out)

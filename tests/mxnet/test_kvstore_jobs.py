@@ -100,6 +100,12 @@ def test_a_worker_that_pushes_without_the_optimizer_of_another_is_an_error_on_al
             assert part in message
 
 
+def test_workers_that_update_at_other_rates_are_an_error_on_all():
+    for message in errors_of("other_rates_of_updating_workers").values():
+        for part in ("worker 0", "worker 1", "lr 0.1,", "lr 0.2,", "must use the same optimizer, learning rate"):
+            assert part in message
+
+
 def test_gradient_that_fails_on_one_worker_is_an_error_on_all():
     errors = errors_of("failed_gradient")
     assert "gradient of key 'weight' failed on this worker" in errors["1 again"]
