@@ -8,8 +8,8 @@
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=kv)
 
 Importing p3 imports neither MXNet nor the C++ core: the store registers itself when MXNet is imported, before or
-after p3. `P3Worker`, `P3Server`, `Session`, `P3Error`, `shard` and `SplitSampler` are loaded at first use and need no
-MXNet.
+after p3. `P3Worker`, `P3Server`, `Session`, `LocalSteps`, `P3Error`, `shard` and `SplitSampler` are loaded at first
+use and need no MXNet.
 """
 
 import importlib
@@ -17,9 +17,13 @@ import importlib
 from p3.mxnet import hooks
 
 __version__ = "0.1.0"
-__all__ = ["P3Error", "P3KVStore", "P3Server", "P3Worker", "Session", "SplitSampler", "__version__", "factors", "shard"]
+__all__ = [
+    "LocalSteps", "P3Error", "P3KVStore", "P3Server", "P3Worker", "Session", "SplitSampler", "__version__", "factors",
+    "shard",
+]  # fmt: skip
 
 _LAZY = {
+    "LocalSteps": "p3.frontend.local_steps.arrays",
     "P3Error": "p3._core",
     "P3KVStore": "p3.mxnet.kvstore",
     "P3Server": "p3._core",

@@ -6,7 +6,7 @@
     states      an optimizer's state on the servers, of many keys at once
     snapshots   of trainers, as an optimizer or a model's weights, which they say of themselves
     weights     all of these for a framework whose steps are functions of NumPy arrays
-    local_steps  workers that train by themselves, and exchange weights now and then; in fragments
+    local_steps  workers that train by themselves, and exchange weights now and then; p3.LocalSteps, for arrays
     waiting     how a script waits for its job
     factors     which fully connected layers send their gradients as factors
     compression  how each key is compressed: as all, or as a function says

@@ -57,10 +57,11 @@ def living() -> List[Any]:
 
 
 def remove(trainer: Trainer) -> None:
-    """It was released, and takes part no more."""
+    """It was released, if it was ever added, and takes part no more."""
     global _released
-    _trainers[:] = [reference for reference in _trainers if reference() is not trainer]
-    _released += 1
+    others = [reference for reference in _trainers if reference() is not trainer]
+    _released += len(_trainers) - len(others)
+    _trainers[:] = others
 
 
 def add(session: Session, trainer: Trainer, stores: Sequence[int]) -> Optional[Dict[str, Any]]:

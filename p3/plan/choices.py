@@ -114,7 +114,7 @@ INDEPENDENT = Choice("an optimizer that is said to update each parameter by itse
                      "`DistributedOptimizer(independent=True)`")  # fmt: skip
 AWAITED = Choice("updates of all parameters in step()", "`DistributedOptimizer(synchronous=True)`")
 JOINT = Choice("an update that looks at all parameters", "torch.optim.LBFGS")
-LOCAL_STEPS = Choice("local steps", "[`p3.torch.LocalSteps`](local-steps.md)")
+LOCAL_STEPS = Choice("local steps", "[`p3.torch.LocalSteps`, `p3.LocalSteps`](local-steps.md)")
 CLIPPED = Choice("clipping of the mean gradients", "`DistributedOptimizer(max_grad_norm=...)`")
 CLOSURE = Choice("steps with a closure", "`optimizer.step(closure)`")
 

@@ -4,7 +4,7 @@
     optimizer = p3.torch.LocalSteps(optimizer, model, every=30, fragments=6, delay=2, codec="int4")
 
 It stays the same object, whose steps are torch's own: gradients, clipping, schedulers and scalers are the script's.
-Behind each step p3/frontend/local_steps.py, which has the algorithm, sends what is due and merges what has come.
+Behind each step p3/frontend/local_steps/, which has the algorithm, sends what is due and merges what has come.
 """
 
 from __future__ import annotations
@@ -21,15 +21,12 @@ from typing import (
 import numpy as np
 import torch
 
-from p3.codecs import Ways
-from p3.errors import ConfigError
-from p3.frontend import local_steps, snapshots
-from p3.frontend.compression import Compression
-from p3.frontend.fragments import Schedule, packed
-from p3.frontend.local_steps import Outer, checked_alpha, merged
-from p3.plan import choices, combinations
-from p3.plan import strategy as strategies
-from p3.plan.strategy import Given, Strategy
+from p3.frontend import snapshots
+from p3.frontend.local_steps.options import Options
+from p3.frontend.local_steps.trainer import ARRAYS, LocalTrainer
+from p3.frontend.local_steps.value import merged
+from p3.plan import choices
+from p3.plan.strategy import Given
 from p3.settings import Settings
 from p3.torch.parameters import trained
 from p3.torch.parameters.arrays import DTYPES, master_type
@@ -81,15 +78,14 @@ def LocalSteps(  # a class to its users
     if hasattr(optimizer, "_p3") or isinstance(optimizer, _Local):
         raise ValueError("LocalSteps takes a plain optimizer, and this one is distributed already: call its release(), "
                          "and make a new one")  # fmt: skip
-    schedule = Schedule.checked(every, fragments, delay)
-    share, of_servers = checked_alpha(alpha, schedule.delay), Outer.checked(outer)
+    options = Options.checked(every, fragments, delay, alpha, codec, outer, strided, strategy)
+    settings = Settings.from_env(os.environ)
     models = [model] if isinstance(model, torch.nn.Module) or not isinstance(model, Iterable) else list(model)
     for one in models:
         require_model(one, "LocalSteps")
-    ways, plan = _ways(codec), strategies.given(strategy)
-    _require_together(optimizer, ways, others)
-    shared = _shared(optimizer, models)
-    optimizer._p3_local = _Shared(optimizer, models, shared, schedule, of_servers, share, ways, strided, plan)
+    factors = [choices.FACTORS] * any(map(is_factored, parameters_of(optimizer)))
+    options.require_together(settings, others, _ARGUMENTS, *factors)
+    optimizer._p3_local = _Shared(optimizer, models, _shared(optimizer, models), options, settings)
     kind = type(optimizer)
     content = {"__module__": kind.__module__, "step": _as_shared(kind.step)}
     optimizer.__class__ = type(kind.__name__, (_Local, kind), content)
@@ -202,36 +198,36 @@ class Parameter(NamedTuple):
     tensor: torch.Tensor
 
 
-class _Shared(job.Held, local_steps.LocalSteps):
+class _Shared(job.Held, LocalTrainer):
     """What stands between one optimizer and the job."""
 
+    kind = "LocalSteps"
+
     def __init__(self, optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module],
-                 shared: List[Parameter], schedule: Schedule, outer: Outer, alpha: float, ways: Ways,
-                 strided: bool, strategy: Optional[Strategy]) -> None:  # fmt: skip
+                 shared: List[Parameter], options: Options, settings: Settings) -> None:  # fmt: skip
         self._optimizer, self._kind, self._shared = optimizer, type(optimizer), {one.name: one for one in shared}
         self._is_stepping = self._shows_global = False
         self._places = _places(models, shared)
-        layers: Dict[str, List[str]] = {}
-        for name in self._shared:
-            layers.setdefault(name.rpartition(".")[0], []).append(name)
-        packed([1] * len(layers), schedule.fragments)  # a refusal leaves the former one as it was
-        settings, session = Settings.from_env(os.environ), job.current()
-        if strategy is not None:
-            strategy.require(session.num_servers, self._shared)
-        _release_former(shared)
-        super().__init__(session, list(layers.values()), schedule, outer, alpha, ways, strided, settings, strategy)
+        self.control: Optional[Control] = None
+        super().__init__(job.current(), list(self._shared), options, settings)
+        with self.beginning():
+            _release_former(shared)
         for one in shared:
             trained.names[one.tensor] = one.name  # so that they are no frozen weights
-        self.control = Control(self._session, models, strategy)
+        self.control = Control(self._session, models, options.strategy)
         resumed = self.begin()
         self.control.broadcast()
         if resumed is not None:
-            optimizer.load_state_dict(resumed["optimizer"])
-            self.control.take(resumed["buffers"])
-            with torch.no_grad():
-                for name, one in self._shared.items():
-                    one.tensor.copy_(resumed["weights"][name])
+            with self.beginning():
+                self._take_own(resumed)
         _living.add(self)
+
+    def _take_own(self, resumed: Dict[str, Any]) -> None:
+        self._optimizer.load_state_dict(resumed["optimizer"])
+        self.control.take(resumed["buffers"])
+        with torch.no_grad():
+            for name, one in self._shared.items():
+                one.tensor.copy_(resumed["weights"][name])
 
     @property
     def parameters(self) -> List[Parameter]:
@@ -319,20 +315,16 @@ class _Shared(job.Held, local_steps.LocalSteps):
 
     def with_outer(self, content: Dict[str, Any]) -> Dict[str, Any]:
         outer = self.outer_state()
-        tensors = {part: {name: torch.from_numpy(array) for name, array in outer[part].items()} for part in _ARRAYS}
+        tensors = {part: {name: torch.from_numpy(array) for name, array in outer[part].items()} for part in ARRAYS}
         return {**content, "local_steps": {**outer, **tensors}}
 
     def load(self, load: Callable[[], None], content: Optional[Mapping[str, Any]]) -> None:
         """`load`: what is torch's own. `content`: of with_outer(), if there is any."""
         self._require_own_weights("load_state_dict()")
-        if content is not None:
-            content = {**content, **{part: {name: tensor.detach().to("cpu").contiguous().numpy()
-                                            for name, tensor in content[part].items()}
-                                     for part in _ARRAYS}}  # fmt: skip
-            self.require_state_fits(content)
-        load()
-        if content is not None:
-            self.load_outer_state(content)
+        self.load_outer_state(content, load)
+
+    def as_array(self, saved: torch.Tensor) -> np.ndarray:
+        return saved.detach().to("cpu").contiguous().numpy()
 
     def own_state(self) -> Dict[str, Any]:
         self._require_own_weights("snapshot()")
@@ -345,56 +337,29 @@ class _Shared(job.Held, local_steps.LocalSteps):
 
     def release(self, why: str = "") -> None:
         self.control.steps.finish()
-        super().release(why)
-        self._session.release(self.control.store)
-        for one in self._shared.values():
-            del trained.names[one.tensor]
-        _living.discard(self)
+        super().release()
         if why:
             self._optimizer._p3_local = _Ended(self._optimizer, self._kind, why)
         else:
             self._optimizer.__class__ = self._kind
             del self._optimizer._p3_local
 
+    def _drop(self) -> None:
+        super()._drop()
+        if self.control is not None:
+            self._session.release(self.control.store)
+            for one in self._shared.values():
+                del trained.names[one.tensor]
+        _living.discard(self)
+
 
 # Until release(), whatever becomes of the optimizer: all workers release a former one at the same point, and the
 # garbage collector has its own time on each.
 _living: Set[_Shared] = set()
 
-_ARRAYS = ("global", "exact", "momentum")  # of outer_state()
-
-
-def _ways(codec: Any) -> Ways:
-    if callable(codec):
-        raise ValueError("codec is a function; LocalSteps takes one codec for all parameters: a name, as 'int4', or a "
-                         "dict, as {'up': 'int4', 'down': 'int8'}")  # fmt: skip
-    try:
-        return Compression(codec).of_store
-    except ValueError as error:
-        raise ValueError("codec: %s" % error) from None
-
-
-def _require_together(optimizer: torch.optim.Optimizer, ways: Ways, others: Mapping[str, Any]) -> None:
-    """ValueError unless LocalSteps goes with the codec and with what else the script asks for; TypeError for what no
-    optimizer of P3's takes."""
-    settings = Settings.from_env(os.environ)
-    refusal = combinations.refusal(choices.TORCH, *choices.of_job(False, settings.replaces_workers))
-    if refusal:
-        raise ConfigError(refusal)
-    asked = {"synchronous": choices.AWAITED, "max_grad_norm": choices.CLIPPED, "staleness": choices.STALE,
-             "grad_scaler": choices.NAMED_SCALER, "independent": choices.INDEPENDENT}  # fmt: skip
-    for name, value in others.items():
-        if name == "compression":
-            raise ValueError("LocalSteps: compression=%.100r: give it as codec" % (value,))
-        if name not in asked:
-            raise TypeError("LocalSteps() got an unexpected keyword argument %r" % name)
-    chosen = [asked[name].said("%s=%.100r" % (name, value)) for name, value in others.items() if value]
-    chosen += [choices.of_compression(ways.up), choices.of_value_compression(ways.down)]
-    chosen += [choices.FACTORS] * any(map(is_factored, parameters_of(optimizer)))
-    if choices.LOW_RANK in chosen:
-        raise ValueError("LocalSteps: codec lowrank is for gradients, and what travels are differences of weights: "
-                         "take 'topk' or 'int4'")  # fmt: skip
-    combinations.require("LocalSteps", choices.LOCAL_STEPS, *chosen)
+# DistributedOptimizer's, which LocalSteps refuses by name.
+_ARGUMENTS = {"synchronous": choices.AWAITED, "max_grad_norm": choices.CLIPPED, "staleness": choices.STALE,
+              "grad_scaler": choices.NAMED_SCALER, "independent": choices.INDEPENDENT}  # fmt: skip
 
 
 def _shared(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module]) -> List[Parameter]:

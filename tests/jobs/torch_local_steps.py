@@ -235,7 +235,6 @@ def counts_bytes():
         times[-1].append((step, sent.nbytes))
         return pushpull(key, sent, *arguments, **keywords)
 
-    session.pushpull = noted
     for fragments, delay, strided in ((1, 0, False), (3, 0, False), (3, 5, False), (3, 7, True), (2, 3, True)):
         model = wide()
         optimizer = p3.torch.LocalSteps(
@@ -244,9 +243,11 @@ def counts_bytes():
         optimizer.state_dict()  # behind the last word of its first values
         before = session.counters()
         times.append([])
+        session.pushpull = noted
         for step in range(periods * every):
             take(model, optimizer, RANK, step)
         optimizer.synchronize()
+        session.pushpull = pushpull
         deadline, of_step = time.monotonic() + 10, (fragments, delay, strided)
         for way in ("sent", "received"):
             slices, moved = f"slices_{way}", f"bytes_{way}"
@@ -528,8 +529,49 @@ def waits_at_the_deadline(folder):
 
 
 def differs():
-    model = made()
-    p3.torch.LocalSteps(OPTIMIZERS["sgd"](model.parameters()), model, every=4 + RANK)
+    """Worker 1 is given another schedule; then all are told, and begin again."""
+    session, model = job.current(), made()
+    former = p3.torch.LocalSteps(OPTIMIZERS["adamw"](model.parameters()), model, every=3)
+    plain = OPTIMIZERS["sgd"](model.parameters())
+    try:
+        p3.torch.LocalSteps(plain, model, every=4 + RANK)
+    except ValueError as error:
+        print(error, flush=True)
+    take(model, former, RANK, 0)
+    former.release()
+    stores = [session.new_store() for _ in range(5)]
+    assert stores == list(range(5)), stores  # all that there were are free
+    for store in stores:
+        session.release(store)
+    optimizer = p3.torch.LocalSteps(plain, model, every=4)
+    for step in range(4):
+        take(model, optimizer, RANK, step)
+    print("worker %d: %s" % (RANK, digest(model.parameters())))
+
+
+def loads_wrong(how):
+    """Worker 1 is given a state that does not fit; nothing is loaded on any worker, and all go on."""
+    model, other = made(), wide()
+    optimizer = p3.torch.LocalSteps(OPTIMIZERS["adamw"](model.parameters()), model, every=4)
+    for step in range(6):
+        take(model, optimizer, RANK, step)
+    saved, of_torch = optimizer.state_dict(), torch.optim.Optimizer.state_dict(optimizer)
+    wrong = {
+        "plain": of_torch,
+        "step": {**saved, "local_steps": {**saved["local_steps"], "step": 5}},
+        "shape": {**saved, "local_steps": {
+            **saved["local_steps"], "global": {name: one.detach() for name, one in other.named_parameters()}}},
+        "broken": {**saved, "local_steps": {}},
+        "groups": {**saved, "param_groups": saved["param_groups"] * 2},
+    }  # fmt: skip
+    take(model, optimizer, RANK, 6)
+    try:
+        optimizer.load_state_dict(wrong[how] if RANK == 1 else saved)
+    except (ValueError, KeyError) as error:
+        print("refused: %r" % error, flush=True)
+    assert optimizer.stats()["step"] == 7
+    take(model, optimizer, RANK, 7)
+    print("worker %d: %s" % (RANK, digest(model.parameters())))
 
 
 if __name__ == "__main__":

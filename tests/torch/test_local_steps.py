@@ -109,9 +109,24 @@ def test_training_waits_at_the_deadline_and_not_before(tmp_path):
 
 
 def test_workers_with_other_schedules_are_told_so():
-    status, output = jobs.run_p3(2, 1, script("differs"))
-    assert status != 0 and "worker 1" in output
-    assert "LocalSteps was given every=5, and on worker 0 4: give all workers the same" in output, output
+    """And are left as they were: with the former one, and the servers without the new one's keys."""
+    output = run(2, "differs")
+    assert "worker 1 (127.0.0.1): LocalSteps was given every=5, and on worker 0 4: give all workers the same" in output
+    assert "worker 0 (127.0.0.1): LocalSteps has failed on worker 1, as the error there says, and so on all" in output
+    assert len(set(re.findall(r"worker \d: (\w+)", output))) == 1
+
+
+@pytest.mark.parametrize("how, problem", [
+    ("plain", "this worker's state is of step 6, and worker 1's the plain optimizer's"),
+    ("step", "this worker's state is of step 6, and worker 1's of step 5: load what all workers have saved behind"),
+    ("shape", "load_state_dict() has failed on worker 1, as the error there says, and so on all"),
+    ("broken", "load_state_dict() has failed on worker 1"),
+    ("groups", "load_state_dict() has failed on worker 1"),
+])  # fmt: skip
+def test_a_state_that_does_not_fit_on_one_worker_is_refused_on_all(how, problem):
+    output = run(2, "loads_wrong", how, P3_WAIT_TIMEOUT_S="20")
+    assert problem in output and output.count("refused: ") == 2, output
+    assert len(set(re.findall(r"worker \d: (\w+)", output))) == 1, output
 
 
 @pytest.mark.parametrize("workers, nesterov", [(3, 1), (7, 1), (3, 0)])
@@ -128,8 +143,8 @@ def test_a_dropped_one_is_there_until_its_parameters_are_taken_over():
 def test_workers_that_have_taken_more_steps_than_others_are_told_so(tmp_path, of):
     variables = {"P3_SNAPSHOT_DIR": str(tmp_path), "P3_SNAPSHOT_EVERY": "1"} if of == "snapshot" else {}
     _, output = jobs.run_p3(2, 2, script("uneven", tmp_path, of), **variables)
-    for taken in (7, 8):
-        assert "%s(): this worker has taken %d steps, and all 2 workers together 15." % (of, taken) in output, output
+    for taken, other in ((8, "worker 1 7"), (7, "worker 0 8")):
+        assert "%s(): this worker has taken %d steps, and %s." % (of, taken, other) in output, output
 
 
 def test_who_waits_for_the_weights_of_a_worker_that_has_ended_is_told_about_steps():
@@ -188,7 +203,7 @@ def made():
     ({"outer": 0.7}, "outer is 0.7; it must be a dict"),
     ({"codec": "int5"}, "codec: .*int5"),
     ({"codec": lambda name, shape: None}, "codec is a function"),
-    ({"codec": {"type": "lowrank", "rank": 2}}, "LocalSteps: codec lowrank is for gradients, .*take 'topk' or 'int4'"),
+    ({"codec": {"type": "lowrank", "rank": 2}}, "local steps and lowrank exclude each other: .*topk"),
     ({"codec": {"type": "dgc"}}, "local steps and dgc exclude each other: .*topk"),
     ({"staleness": 2}, "local steps and staleness .*exclude each other: .*larger delay"),
     ({"synchronous": True}, "local steps and .*synchronous=True.* exclude each other: .*Leave it out"),
@@ -243,11 +258,16 @@ def test_who_has_lost_its_parameters_to_another_says_so(made, wrapper):
     schedule.step()
 
 
-def test_a_refused_one_leaves_the_former_as_it_was(made):
+@pytest.mark.parametrize("given, problem", [
+    ({"fragments": 3}, "fragments is 3"),
+    ({"strategy": {"version": 1, "default": {"servers": [1]}}}, "server 1 is named, but the job has 1 server"),
+    ({"strategy": {"version": 1, "keys": {"9.weight": {}}}}, "an entry for key '9.weight', but the keys are"),
+])  # fmt: skip
+def test_a_refused_one_leaves_the_former_as_it_was(made, given, problem):
     model = small_model()
     former = made(model)
-    with pytest.raises(ValueError, match="fragments is 3"):
-        p3.torch.LocalSteps(sgd(model), model, every=4, fragments=3)
+    with pytest.raises(ValueError, match=problem):
+        p3.torch.LocalSteps(sgd(model), model, every=4, **given)
     step(model, former)
     assert former.stats()["step"] == 1
 
@@ -383,7 +403,7 @@ def test_a_step_that_a_scaler_leaves_out_is_none(made):
 
 def test_where_lost_workers_are_replaced_it_is_refused(made, monkeypatch):
     monkeypatch.setenv("P3_ON_WORKER_LOSS", "wait")
-    with pytest.raises(ConfigError, match="training with p3.torch.*exclude each other"):
+    with pytest.raises(ConfigError, match="local steps and replacing lost workers .*exclude each other"):
         made(small_model())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence
 
 
 class Schedule(NamedTuple):
@@ -49,6 +49,15 @@ class Schedule(NamedTuple):
     def deadline(self, step: int) -> int:
         """Behind which step it is taken over what is sent behind this one."""
         return step + self.delay
+
+
+def layers_of(names: Iterable[str]) -> List[List[str]]:
+    """Of weights by their names, as "encoder.0.bias": those alike up to the last dot are a layer, and one without any
+    is a layer of its own. In the order of first names."""
+    layers: Dict[str, List[str]] = {}
+    for name in names:
+        layers.setdefault(name.rpartition(".")[0] or name, []).append(name)
+    return list(layers.values())
 
 
 def packed(sizes: Sequence[int], fragments: int, strided: bool = False) -> List[List[int]]:

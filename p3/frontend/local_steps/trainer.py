@@ -1,0 +1,336 @@
+"""A trainer whose workers take steps by themselves: what is due leaves behind a step, and what has come is merged."""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from abc import abstractmethod
+from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+
+import numpy as np
+
+from p3._core import MASTER
+from p3.codecs import Ways
+from p3.frontend import snapshots, states, waiting
+from p3.frontend.local_steps.fragments import layers_of, packed
+from p3.frontend.local_steps.options import Options
+from p3.frontend.local_steps.together import Together
+from p3.frontend.local_steps.value import Global
+from p3.settings import Settings
+from p3.worker.key import Key
+from p3.worker.session import Session
+
+_MOMENTUM = 1  # the part of a key's state
+ARRAYS = ("global", "exact", "momentum")  # of outer_state()
+_PLAIN_STATE = -1  # in the place of a step
+
+
+class LocalTrainer(snapshots.Trainer):
+    """Of one model. A front end says how its local weights are read and written.
+
+    Threads: the script's, one at a time. Errors: those of Session.
+    """
+
+    def __init__(self, session: Session, names: Sequence[str], options: Options, settings: Settings) -> None:
+        """`names`: of the weights, in the order of the forward pass. Every worker at the same point, then begin().
+        ValueError if rank 0 was given other numbers than this worker, or the strategy does not fit."""
+        self._session, self._options, self.schedule = session, options, options.schedule
+        self.steps_taken = 0  # by this worker
+        self._follows_deadlines = settings.priority != "off"
+        self._check_every = settings.check
+        self._merges = self._waits = 0
+        self._waited_s = 0.0
+        self._under_way: Set[int] = set()  # fragments that were sent and not merged yet
+        self._sends_weights = options.codec == Ways()
+        self._cut = [*self.schedule, int(options.strided)]
+        layers = layers_of(names)
+        kinds = {name: self.shape_and_type(name) for name in names}
+        sizes = [sum(math.prod(kinds[name][0]) * np.dtype(kinds[name][1]).itemsize for name in layer)
+                 for layer in layers]  # fmt: skip
+        fragments = packed(sizes, self.schedule.fragments, options.strided)
+        plan = options.strategy
+        if plan is not None:
+            plan.require(session.num_servers, names)
+        self._together = Together(session, plan)  # first: all wait here, also whoever has no strategy
+        self.store = session.new_store(plan)
+        with self.beginning():
+            self._require_alike()
+        for option, value in options.codec.options.items():
+            session.set_option(self.store, option, value)
+        session.set_optimizer(self.store, options.outer.description(self._sends_weights))
+        with self.beginning():
+            self._globals = {name: self._declare(name, *kinds[name]) for name in names}
+        self._fragments = [[self._globals[name] for number in numbers for name in layers[number]]
+                           for numbers in fragments]  # fmt: skip
+        self._digests = session.declare("digests", (len(names),), "int64", self._together.store)
+        waiting.from_rank_0(session, self._digests, np.zeros(len(names), np.int64))
+
+    def begin(self) -> Optional[Dict[str, Any]]:
+        """What own_state() gave for the snapshot that the job has resumed from, if it has; else None, and the local
+        weights are rank 0's now."""
+        with self.beginning():
+            resumed = snapshots.add(self._session, self, [self.store])
+            if resumed is not None:
+                self._require_names(resumed["updates"], "the snapshot")
+        for name, one in self._globals.items():
+            one.updates = 0 if resumed is None else resumed["updates"][name]
+            first = self._session.first_value(one.key)
+            one.init(self.local(name) if first is None else first)
+        self._land()
+        for one in self._globals.values():
+            self._session.restore(one.key, takes_mean=True)
+        if resumed is None:
+            self._take_all()
+        else:
+            self._go_on(resumed)
+        return resumed
+
+    def beginning(self) -> ContextManager[None]:
+        """Around a part of the constructor, on every worker: if it fails on any, it does on all, and the servers keep
+        nothing."""
+        return self._together.failing("LocalSteps", self._drop)
+
+    # What a front end does
+
+    @abstractmethod
+    def shape_and_type(self, name: str) -> Tuple[Tuple[int, ...], str]:
+        """Of the weight's global value."""
+
+    @abstractmethod
+    def local(self, name: str) -> np.ndarray:
+        """The local weight as it is now, C-ordered and of that shape and type; it is not kept."""
+
+    @abstractmethod
+    def merge(self, name: str, value: np.ndarray, alpha: float) -> None:
+        """The local weight becomes merged(local, value, alpha). `value` is read during the call alone."""
+
+    def as_array(self, saved: Any) -> np.ndarray:
+        """What a state that is loaded has in the place of an array of outer_state()."""
+        return np.asarray(saved)
+
+    # Steps
+
+    def after_step(self) -> None:
+        """Behind each step of this worker. Waits only for the values whose deadline this is."""
+        self.steps_taken += 1
+        due, to_merge = self.schedule.due(self.steps_taken), self.schedule.merged(self.steps_taken)
+        if due is not None:  # before anything is waited for
+            priority = -self.schedule.deadline(self.steps_taken) if self._follows_deadlines else 0
+            for one in self._fragments[due]:
+                one.push(self.local(one.name), priority)
+            self._under_way.add(due)
+        if to_merge in self._under_way:
+            self._merge(to_merge)
+
+    def _merge(self, number: int) -> None:
+        fragment = self._fragments[number]
+        began = time.monotonic()
+        is_late = any(one.is_pending and not one.has_come for one in fragment)
+        try:
+            for one in fragment:
+                one.land()
+        except TimeoutError as error:
+            raise TimeoutError("%s. All workers must take the same number of local steps; this one has taken %d"
+                               % (error, self.steps_taken)) from None  # fmt: skip
+        if is_late:
+            self._waits += 1
+            self._waited_s += time.monotonic() - began
+        self._merges += 1
+        if self._check_every and self._merges % self._check_every == 0:
+            self._require_same_bits(fragment)
+        for one in fragment:
+            self.merge(one.name, one.landing, self._options.alpha)
+        self._under_way.discard(number)
+
+    def synchronize(self) -> None:
+        """Waits for all that is under way, which is merged when its time comes."""
+        self._land()
+
+    def take_global(self) -> None:
+        """The local weights become the global ones. Waits for what is under way, which is merged by that. RuntimeError
+        on all workers if some have taken more steps than others."""
+        self._require_same_steps("take_global()")
+        self._take_global()
+
+    def _take_global(self) -> None:
+        self._land()
+        self._take_all()
+        self._under_way.clear()
+
+    def broadcast(self) -> None:
+        """Rank 0's local weights become the global ones, and all workers' local ones: on every worker at the same
+        point. Momentum stays."""
+        self._land()
+        self._session.barrier("broadcast() or load_state_dict()")  # or a late worker would get this value too early
+        for name, one in self._globals.items():
+            one.init(self.local(name))
+        self._take_global()
+
+    def stats(self) -> Dict[str, float]:
+        """step: that this worker has taken; merges: of fragments; waits: how many of them had to wait for the value,
+        and waited_s: how long, together; under_way: fragments that were sent and not merged yet."""
+        made = {"step": self.steps_taken, "merges": self._merges, "waits": self._waits, "waited_s": self._waited_s,
+                "under_way": len(self._under_way)}  # fmt: skip
+        return {name: float(value) for name, value in made.items()}
+
+    def values(self) -> Dict[str, np.ndarray]:
+        """The global weights by name, which later rounds write to. Waits for what is under way."""
+        self._land()
+        return {name: one.landing for name, one in self._globals.items()}
+
+    # Saved and loaded
+
+    def outer_state(self) -> Dict[str, Any]:
+        """The schedule's position, global values and outer momentum: plain numbers, strings and arrays. Any worker may
+        call it alone. Waits for what is under way, and for the servers."""
+        published = {name: value.copy() for name, value in self.values().items()}
+        changed = {name: one for name, one in self._globals.items() if one.updates}
+        momenta = {name: np.empty_like(published[name]) for name in changed if self._options.outer.momentum > 0}
+        exact = {name: np.empty_like(published[name]) for name, one in changed.items() if one.lands_changes}
+        parts = [(changed[name].key, _MOMENTUM, array) for name, array in momenta.items()]
+        states.fetch(self._session, parts + [(changed[name].key, MASTER, array) for name, array in exact.items()])
+        updates = {name: one.updates for name, one in self._globals.items()}
+        arrays = {"global": published, "exact": exact, "momentum": momenta}
+        return {**self._position(), "updates": updates, **arrays}
+
+    def load_outer_state(self, content: Optional[Mapping[str, Any]], load: Callable[[], Any] = lambda: None) -> None:
+        """On every worker at the same point; the values are rank 0's. `load`: what the front end has to load besides;
+        of None it loads that alone. ValueError on all workers if one has a state of another model, or of another step
+        than the others, and nothing is loaded; or if `load` fails on one, and no global value is."""
+        of = "load_state_dict()"
+        with self._together.failing(of):
+            content = None if content is None else self._fitting(content)
+            step = _PLAIN_STATE if content is None else int(content["step"])
+        self._require_same_state(of, step)
+        with self._together.failing(of):
+            load()
+        if content is None:
+            return
+        self._land()
+        with states.between_barriers(self._session, of):
+            for name, one in self._globals.items():
+                one.init(np.ascontiguousarray(content["global"][name], one.landing.dtype))
+            self._land()
+            self._give_states(content)
+        self._go_on(content)
+
+    def _fitting(self, content: Mapping[str, Any]) -> Dict[str, Any]:
+        """With NumPy arrays. ValueError if it is of another model."""
+        of = "the state of LocalSteps"
+        for part in ("global", "updates"):
+            self._require_names(content[part], of)
+        arrays = {part: {name: self.as_array(array) for name, array in content[part].items()} for part in ARRAYS}
+        for part in ARRAYS:
+            for name, array in arrays[part].items():
+                saved, here = tuple(array.shape), self._globals[name].landing.shape
+                if saved != here:
+                    raise ValueError("%s is of another model: there %s has the shape %s, here %s"
+                                     % (of, name, saved, here))  # fmt: skip
+        return {**content, **arrays}
+
+    def _require_names(self, found: Mapping[str, Any], of: str) -> None:
+        odd = sorted(found.keys() ^ self._globals.keys())
+        if odd:
+            raise ValueError("%s is of another model: %s is in one of them only" % (of, odd[0]))
+
+    def _require_same_state(self, of: str, step: int) -> None:
+        other = self._together.another(step, "for other workers in %s" % of)
+        if other is not None:
+            has = ["the plain optimizer's" if one == _PLAIN_STATE else "of step %d" % one for one in (step, other[1])]
+            raise ValueError("%s: %s: this worker's state is %s, and worker %d's %s: load what all workers have saved "
+                             "behind the same step" % (self._session.label, of, has[0], other[0], has[1]))  # fmt: skip
+
+    def _go_on(self, saved: Mapping[str, Any]) -> None:
+        """Behind the step that has that position. Fragments that were cut otherwise are not merged before their next
+        exchange."""
+        self.steps_taken = saved["step"]
+        self._under_way = set(saved["under_way"]) if list(saved["cut"]) == self._cut else set()
+
+    def _position(self) -> Dict[str, Any]:
+        return {"step": self.steps_taken, "under_way": sorted(self._under_way), "cut": list(self._cut)}
+
+    def _give_states(self, content: Mapping[str, Any]) -> None:
+        parts: List[Tuple[Key, int, Any, int]] = []
+        for name, one in self._globals.items():
+            had_updates, one.updates = one.updates > 0, content["updates"][name]
+            if not states.has_a_say(self._session, one.key):
+                continue
+            if self._options.outer.momentum > 0 and (had_updates or one.updates > 0):
+                momentum = content["momentum"].get(name)
+                parts.append((one.key, _MOMENTUM, np.zeros_like(one.landing) if momentum is None else momentum, 0))
+            if one.lands_changes and name in content["exact"]:
+                parts.append((one.key, MASTER, content["exact"][name], 0))
+        states.give(self._session, parts)
+
+    def keys_to_capture(self) -> List[Key]:
+        return [one.key for one in self._globals.values()]
+
+    def own_state(self) -> Dict[str, Any]:
+        """What a snapshot cannot have from the servers, but for the local weights, which the front end has."""
+        self._require_same_steps("snapshot()")
+        updates = {name: one.updates_by_now() for name, one in self._globals.items()}
+        return {"stores": [self.store], "updates": updates, **self._position()}
+
+    def release(self) -> None:
+        """Ends it: the local weights stay as they are, and the servers keep nothing. On every worker at the same
+        point."""
+        self._require_same_steps("release()")
+        self._land()
+        self._drop()
+
+    # Within
+
+    def _declare(self, name: str, shape: Tuple[int, ...], dtype: str) -> Global:
+        key = self._session.declare(name, shape, dtype, self.store)
+        return Global(self._session, key, self._options.outer, self._sends_weights)
+
+    def _drop(self) -> None:
+        """On every worker, with nothing under way."""
+        self._session.release(self._together.store)
+        self._session.release(self.store)
+        snapshots.remove(self)
+
+    def _land(self) -> None:
+        for one in self._globals.values():
+            one.land()
+
+    def _take_all(self) -> None:
+        for name, one in self._globals.items():
+            self.merge(name, one.landing, 0.0)
+
+    def _require_alike(self) -> None:
+        """Or workers would wait for fragments that others send at other times."""
+        own = self._options.numbers
+        values = np.array(list(own.values()), np.float64)
+        key = self._session.declare("schedule", values.shape, "float64", self._together.store)
+        of_rank_0 = waiting.from_rank_0(self._session, key, values)
+        for (name, here), there in zip(own.items(), of_rank_0):
+            if here != there:
+                raise ValueError("%s: LocalSteps was given %s=%g, and on worker 0 %g: give all workers the same"
+                                 % (self._session.label, name, here, there))  # fmt: skip
+
+    def _require_same_steps(self, of: str) -> None:
+        """RuntimeError on all workers if some have taken more steps than others: not all have sent the same weights.
+        `of`: the script's call, which all make. Waits for all workers."""
+        own = self.steps_taken
+        what = "for other workers in %s, who take as many steps before: this one has taken %d" % (of, own)
+        other = self._together.another(own, what)
+        if other is not None:
+            raise RuntimeError(
+                "%s: %s: this worker has taken %d steps, and worker %d %d. All must call step() equally often, and a "
+                "scaler of the loss must leave out the same steps on all (docs/local-steps.md)"
+                % (self._session.label, of, own, *other))  # fmt: skip
+
+    def _require_same_bits(self, fragment: Sequence[Global]) -> None:
+        """P3_CHECK: RuntimeError if another worker's global values differ. Waits for all workers."""
+        members = {one.name for one in fragment}
+        own = np.array([zlib.crc32(one.landing) if name in members else 0 for name, one in self._globals.items()])
+        total = np.empty_like(own)
+        what = "for the digests of other workers (P3_CHECK), which take the same steps"
+        self._session.wait([self._session.pushpull(self._digests, own, total)], what)
+        is_same = total == own * self._session.num_workers
+        differing = [name for name, same in zip(self._globals, is_same) if not same]
+        if differing:
+            raise RuntimeError("%s: behind step %d the workers' global weights differ, in %s"
+                               % (self._session.label, self.steps_taken, ", ".join(differing)))  # fmt: skip

@@ -1,0 +1,253 @@
+"""Jobs with local steps over NumPy arrays, a function for each: local_steps.py NAME ARGUMENT...
+
+References train all workers' weights here, in one process, as the papers' algorithms say.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import zlib
+
+import numpy as np
+import p3
+from p3.frontend.snapshots import resume, take
+
+PLAIN = {"lr": 1.0, "momentum": 0.0}
+LAYERS = ((6, 40), (40, 40), (40, 3))
+
+
+def first(dtype="float32", seed=5):
+    source = np.random.RandomState(seed)
+    weights = {}
+    for number, (inputs, outputs) in enumerate(LAYERS):
+        weights["%d.weight" % number] = source.normal(0, inputs**-0.5, (inputs, outputs)).astype(dtype)
+        weights["%d.bias" % number] = np.zeros(outputs, dtype)
+    return weights
+
+
+def gradients(weights, worker, step):
+    """Of the mean square of what a perceptron is off, for this worker's batch of the step."""
+    source = np.random.RandomState(1000 * worker + step)
+    x = source.normal(size=(8, 6)).astype(weights["0.bias"].dtype)
+    inputs = [x]
+    for number in range(len(LAYERS)):
+        y = inputs[-1] @ weights["%d.weight" % number] + weights["%d.bias" % number]
+        inputs.append(np.tanh(y) if number < len(LAYERS) - 1 else y)
+    made, back = {}, 2 * (inputs[-1] - np.sin(x[:, :3])) / y.size
+    for number in reversed(range(len(LAYERS))):
+        made["%d.weight" % number], made["%d.bias" % number] = inputs[number].T @ back, back.sum(0)
+        back = (back @ weights["%d.weight" % number].T) * (1 - inputs[number] ** 2)
+    return made
+
+
+class Adam:
+    """A pure function of weights and what it keeps itself."""
+
+    def __init__(self):
+        self.kept = {}
+
+    def step(self, weights, worker, step):
+        made = {}
+        for name, gradient in gradients(weights, worker, step).items():
+            mean, square = self.kept.get(name, (0.0, 0.0))
+            mean, square = 0.9 * mean + 0.1 * gradient, 0.99 * square + 0.01 * gradient**2
+            self.kept[name] = mean, square
+            made[name] = weights[name] - 0.005 * mean / (np.sqrt(square) + 1e-8)
+        return {name: made[name] for name in weights}
+
+
+def distance(one, other):
+    return max(float(np.abs(one[name] - other[name]).max()) for name in other)
+
+
+def digest(weights):
+    made = 0
+    for array in weights.values():
+        made = zlib.crc32(np.ascontiguousarray(array), made)
+    return "%08x" % made
+
+
+# Exactness
+
+
+class Reference:
+    """Streaming DiLoCo, Algorithm 2, of all workers. Without a delay and of one fragment it is DiLoCo, Algorithm 1."""
+
+    def __init__(self, size, dtype, layers, every, delay, alpha, lr, momentum, nesterov):
+        self.locals, self.inner = [first(dtype) for _ in range(size)], [Adam() for _ in range(size)]
+        self.theta, self.velocity = first(dtype), dict.fromkeys(first(dtype), 0.0)
+        self.fragments = [[name for name in self.theta if name.partition(".")[0] in one] for one in layers]
+        self.every, self.delay, self.alpha = every, delay, alpha
+        self.lr, self.momentum, self.nesterov = lr, momentum, nesterov
+        self.coming = {}  # what is merged behind a step
+
+    def step(self, t):
+        """t: from 1 on."""
+        self.locals = [inner.step(one, worker, t - 1)
+                       for worker, (one, inner) in enumerate(zip(self.locals, self.inner))]  # fmt: skip
+        for p, names in enumerate(self.fragments):
+            if t % self.every == p * self.every // len(self.fragments):
+                self.coming[t + self.delay] = {name: self.stepped(name) for name in names}
+        for name, value in self.coming.pop(t, {}).items():
+            for one in self.locals:
+                one[name] = self.alpha * one[name] + (1 - self.alpha) * value
+
+    def stepped(self, name):
+        delta = sum(self.theta[name] - one[name] for one in self.locals) / len(self.locals)
+        self.velocity[name] = self.momentum * self.velocity[name] + delta
+        change = delta + self.momentum * self.velocity[name] if self.nesterov else self.velocity[name]
+        self.theta[name] = self.theta[name] - self.lr * change
+        return self.theta[name]
+
+
+def follows(session, steps, layers, every, delay, alpha, lr, momentum, nesterov):
+    """`layers`: of each fragment, as "0,1 2"."""
+    layers = [one.split("-") for one in layers.split(",")]
+    outer = {"lr": float(lr), "momentum": float(momentum), "nesterov": nesterov == "1"}
+    training = p3.LocalSteps(session, first("float64"), every=int(every), fragments=len(layers), delay=int(delay),
+                             alpha=float(alpha), outer=outer)  # fmt: skip
+    reference = Reference(session.num_workers, "float64", layers, int(every), int(delay), float(alpha), **outer)
+    inner, weights = Adam(), training.arrays
+    for step in range(int(steps)):
+        weights = training.step(inner.step(weights, session.rank, step))
+        reference.step(step + 1)
+        off = distance(weights, reference.locals[session.rank])
+        assert off < 1e-6, (step, off)
+    assert distance(weights, first("float64")) > 0.05  # it has trained
+    print("worker %d follows" % session.rank)
+
+
+def averaged(session):
+    """An exchange behind each step, a mean: all train as those of a process that averages their weights."""
+    training = p3.LocalSteps(session, first(), every=1, outer=PLAIN)
+    inner, weights = Adam(), training.arrays
+    others, mean = [Adam() for _ in range(session.num_workers)], first()
+    for step in range(25):
+        weights = training.step(inner.step(weights, session.rank, step))
+        stepped = [one.step(mean, worker, step) for worker, one in enumerate(others)]
+        mean = {name: np.mean([one[name] for one in stepped], axis=0, dtype=np.float32) for name in mean}
+        assert distance(weights, mean) < 1e-6, (step, distance(weights, mean))
+    print("worker %d averages" % session.rank)
+
+
+def alone(session, every, fragments):
+    """One worker, whose weights come back as they were sent, to the bit."""
+    start = first()
+    start["0.weight"] *= 10.0 ** np.linspace(-9, 1, 40, dtype=np.float32)  # where differences lose digits
+    training = p3.LocalSteps(session, start, every=int(every), fragments=int(fragments), outer=PLAIN)
+    inner, plain, weights, expected = Adam(), Adam(), training.arrays, start
+    for step in range(30):
+        weights = training.step(inner.step(weights, 0, step))
+        expected = plain.step(expected, 0, step)
+        assert all(np.array_equal(weights[name], expected[name]) for name in expected), step
+    print("worker %d is alone" % session.rank)
+
+
+def has_same_bits(session, codec, delay):
+    """Each begins with weights of its own; P3_CHECK=1 compares the global ones at each merge."""
+    training = p3.LocalSteps(session, first(seed=session.rank), every=6, fragments=3, delay=int(delay),
+                             codec=None if codec == "none" else codec)  # fmt: skip
+    print("worker %d: first %s" % (session.rank, digest(training.arrays)))
+    inner, weights = Adam(), training.arrays
+    for step in range(30):
+        weights = training.step(inner.step(weights, session.rank, step))
+    seen = digest(training.global_weights())
+    print("worker %d: local %s global %s" % (session.rank, digest(weights), seen))
+    assert digest(training.take_global()) == seen == digest(training.arrays)
+    weights = training.broadcast({name: one + 1 + session.rank for name, one in training.arrays.items()})
+    assert digest(weights) == digest(training.global_weights()) != seen
+    print("worker %d: broadcast %s" % (session.rank, digest(weights)))
+    training.release()
+
+
+def placed(session, *given):
+    """With a strategy that each worker is given, in JSON, or with none; prints the weights' digest, and what each
+    server holds."""
+    training = p3.LocalSteps(session, first(), every=3, fragments=3, delay=1,
+                             strategy=json.loads(given[session.rank]) if given else None)  # fmt: skip
+    inner, weights = Adam(), training.arrays
+    for step in range(6):
+        weights = training.step(inner.step(weights, session.rank, step))
+    weights = training.take_global()
+    held = [one["value_bytes"] for one in session.server_counters()]
+    print("worker %d: %s held %s" % (session.rank, digest(weights), held), flush=True)
+
+
+# Saved and loaded
+
+
+def loads(session, codec, saved_at):
+    """From what was saved behind a step on, another one takes the same steps, to the bit."""
+    given = dict(every=6, fragments=3, delay=3, codec=None if codec == "none" else codec)
+    saved_at = int(saved_at)
+    training, inner = p3.LocalSteps(session, first(), **given), Adam()
+    weights = training.arrays
+    for step in range(21):
+        if step == saved_at:
+            saved, kept, state = training.arrays, dict(inner.kept), training.state_dict()
+        weights = training.step(inner.step(weights, session.rank, step))
+    training.release()
+    training, inner = p3.LocalSteps(session, first(seed=session.rank), **given), Adam()
+    training.load_state_dict(state)
+    again, inner.kept = saved, kept
+    for step in range(saved_at, 21):
+        again = training.step(inner.step(again, session.rank, step))
+    assert digest(again) == digest(weights)
+    print("worker %d goes on" % session.rank)
+
+
+def resumed(session, folder, codec, steps, die_at):
+    """With snapshots; rank 0 is killed behind step `die_at` the first time. Prints digests."""
+    round, state = resume(session)
+    if round > 0:  # one that is refused takes nothing of the snapshot
+        with contextlib.suppress(ValueError):
+            p3.LocalSteps(session, first(), every=6 + session.rank)
+    training = p3.LocalSteps(session, first(seed=session.rank), every=6, fragments=3, delay=3,
+                             codec=None if codec == "none" else codec)  # fmt: skip
+    inner, weights = Adam(), training.arrays
+    if state is not None:
+        inner.kept = state["kept"]
+    for step in range(round, int(steps)):
+        weights = training.step(inner.step(weights, session.rank, step))
+        take(session, step + 1, {"kept": inner.kept})
+        if step + 1 == int(die_at) and round == 0 and session.rank == 0:
+            marker = os.path.join(folder, "died")
+            if not os.path.exists(marker):
+                open(marker, "w").close()
+                session.snapshots.finish()
+                os.kill(os.getpid(), signal.SIGKILL)
+    local = digest(weights)
+    weights = training.take_global()
+    print("worker %d began at %d and has %s of %s" % (session.rank, round, digest(weights), local), flush=True)
+
+
+def learns(session, codec):
+    """What is lost after many steps is close to what exact exchanges have."""
+    off = []
+    for given in (None, codec):
+        training = p3.LocalSteps(session, first(), every=10, fragments=3, delay=2, codec=given)
+        inner, weights = Adam(), training.arrays
+        for step in range(300):
+            weights = training.step(inner.step(weights, session.rank, step))
+        weights = training.take_global()
+        off.append(float(np.mean([loss(weights, step) for step in range(50)])))
+        training.release()
+    before = float(np.mean([loss(first(), step) for step in range(50)]))
+    print("worker %d: %.4f of %.4f, %s %.4f" % (session.rank, off[0], before, codec, off[1]))
+    assert off[0] < before / 10 and off[1] < 1.1 * off[0], off
+    print("worker %d has learned as much" % session.rank)
+
+
+def loss(weights, step):
+    x = y = np.random.RandomState(50000 + step).normal(size=(8, 6)).astype(np.float32)
+    for number in range(len(LAYERS)):
+        y = y @ weights["%d.weight" % number] + weights["%d.bias" % number]
+        y = np.tanh(y) if number < len(LAYERS) - 1 else y
+    return np.square(y - np.sin(x[:, :3])).mean()
+
+
+if __name__ == "__main__":
+    with p3.Session.open() as session:
+        globals()[sys.argv[1]](session, *sys.argv[2:])
