@@ -129,7 +129,8 @@ Error peer_left(const std::string& label, const std::string& peer, const std::op
 Error left_too_early(const std::string& label, const std::string& worker, const Awaited& awaited) {
   return {ErrorKind::kDisagreement,
           label + ": " + worker + " ended, but others still " + deed_of_others(awaited) +
-              ". All workers must take the same number of steps, or call join() after their last one.",
+              ". All workers must take the same number of steps, or call join() after their last one, "
+              "if there is a join().",
           about(worker, awaited)};
 }
 

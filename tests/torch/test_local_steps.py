@@ -145,6 +145,8 @@ def test_workers_that_have_taken_more_steps_than_others_are_told_so(tmp_path, of
     _, output = jobs.run_p3(2, 2, script("uneven", tmp_path, of), **variables)
     for taken, other in ((8, "worker 1 7"), (7, "worker 0 8")):
         assert "%s(): this worker has taken %d steps, and %s." % (of, taken, other) in output, output
+    assert "ended, but others still push round 2" in output, output
+    assert "or call join() after their last one, if there is a join()." in output, output
 
 
 def test_who_waits_for_the_weights_of_a_worker_that_has_ended_is_told_about_steps():
