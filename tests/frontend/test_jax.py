@@ -1,4 +1,4 @@
-"""The example for JAX learns, and two workers end with the weights of one process."""
+"""The examples for JAX learn, and two workers end with the weights of one process; with local steps, with the same."""
 
 import re
 import sys
@@ -12,7 +12,13 @@ pytest.importorskip("p3._core", reason="the extension is not built")
 pytest.importorskip("jax", reason="needs JAX, in an environment without MXNet: see docs/frontend.md")
 pytest.importorskip("sklearn")
 
-SCRIPT = str(ROOT / "examples" / "jax" / "digits.py")
+import jax
+import jax.numpy as jnp
+import p3
+from p3.settings import Settings
+
+EXAMPLES = ROOT / "examples" / "jax"
+SCRIPT = str(EXAMPLES / "digits.py")
 
 
 def trained(path, workers, epochs, **variables):
@@ -45,3 +51,27 @@ def test_a_job_goes_on_where_its_snapshot_was_taken(tmp_path):
     assert "epoch 1" not in output and "epoch 2" in output
     for name in whole:
         np.testing.assert_array_equal(resumed[name], whole[name], err_msg=name)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_local_steps_learn(workers):
+    command = [sys.executable, str(EXAMPLES / "local_steps.py"), "--epochs", "4"]
+    status, output = jobs.run_p3(workers, 2, command) if workers > 1 else jobs.run(command, 100)
+    assert status == 0, output
+    right = re.findall(r"worker \d of \d: accuracy ([\d.]+)%", output)
+    assert len(right) == workers and len(set(right)) == 1 and float(right[0]) > 85, output
+
+
+def test_local_steps_take_jaxs_arrays_of_any_type_which_may_be_donated():
+    first = {"w": jnp.ones(3, jnp.bfloat16), "v": jnp.zeros((2, 2))}
+    inner = jax.jit(lambda arrays: jax.tree.map(lambda one: one + 1, arrays), donate_argnums=0)
+    with p3.Session.open(Settings()) as session:
+        steps = p3.LocalSteps(session, first, every=3, outer={"lr": 1.0, "momentum": 0.0})
+        arrays = steps.arrays
+        for _ in range(7):
+            arrays = steps.step(inner(arrays))
+        assert {name: (one.dtype, one.shape) for name, one in arrays.items()} == {
+            name: (one.dtype, one.shape) for name, one in first.items()}  # fmt: skip
+        assert (arrays["w"] == 8).all() and (arrays["v"] == 7).all()
+        assert steps.stats()["merges"] == 2
+        steps.release()

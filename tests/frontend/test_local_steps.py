@@ -6,9 +6,11 @@ import random
 import re
 import sys
 
+import forked
 import numpy as np
 import plugin_jobs as jobs
 import pytest
+from processes import ROOT
 
 pytest.importorskip("p3._core", reason="the extension is not built")
 import p3
@@ -167,6 +169,15 @@ def test_workers_that_give_other_strategies_are_named_on_all(given):
         said = "".join(line for line in output.splitlines() if line.startswith("[worker %d]" % rank))
         text = "worker 0 (127.0.0.1) and worker 1 (127.0.0.1) disagree about the strategy of store 0"
         assert text in said, output
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_example_learns(workers):
+    command = forked.command(str(ROOT / "examples" / "numpy" / "local_steps.py"))
+    status, output = jobs.run_p3(workers, 2, command) if workers > 1 else jobs.run(command)
+    assert status == 0, output
+    errors = re.findall(r"worker \d of \d: error ([\d.]+)", output)
+    assert len(errors) == workers and len(set(errors)) == 1 and float(errors[0]) < 0.02, output
 
 
 # One worker, in this process
