@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, Iterable, List, Optional, Sequence
 
 from p3.worker.key import Key
 from p3.worker.session import Session
@@ -24,6 +24,12 @@ class Trainer(ABC):
     """Of keys of one job. A snapshot has what it says of itself."""
 
     kind: str  # what the script calls it
+
+    @property
+    def parameters(self) -> Iterable[Any]:
+        """The script's own tensors that it writes to, each a `tensor` with its `name`; who takes one over releases this
+        trainer before."""
+        return ()
 
     @abstractmethod
     def keys_to_capture(self) -> List[Key]:

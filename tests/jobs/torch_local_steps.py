@@ -11,6 +11,7 @@ import sys
 import time
 import zlib
 
+import numpy as np
 import torch_steps  # noqa: F401  (one thread)
 import torch
 from torch import nn
@@ -18,6 +19,7 @@ from turns import Turns
 
 import p3.torch
 from p3.frontend import waiting
+from p3.frontend.weights import Weights
 from p3.torch.start import job
 
 RANK, SIZE = p3.torch.rank(), p3.torch.size()
@@ -334,6 +336,28 @@ def dropped():
         if RANK == 0:
             gc.collect()
     print("worker %d has gone on" % RANK)
+
+
+def mixed():
+    """Weights and local steps of arrays in one process with torch's optimizers, each of which takes over the model."""
+    session, model, ones = job.current(), made(), np.ones(3, np.float32)
+    rule = {"name": "torch_sgd", "momentum": 0.0, "dampening": 0.0, "nesterov": False, "maximize": False,
+            "multi_precision": False}  # fmt: skip
+    weights, steps = Weights(session, {"w": ones}, rule), p3.LocalSteps(session, {"w": ones}, every=1, outer=PLAIN)
+    for number, wrapper in enumerate(("LocalSteps", "DistributedOptimizer", "DistributedOptimizer", "LocalSteps")):
+        given = {"every": 2} if wrapper == "LocalSteps" else {}
+        optimizer = getattr(p3.torch, wrapper)(OPTIMIZERS["sgd"](model.parameters()), model, **given)
+        before = digest(model.parameters())
+        take(model, optimizer, RANK, number, clips=wrapper == "LocalSteps")
+        weights.push("w", ones, 0.25)
+        weights.end_step(0.25)
+        steps.step({"w": steps.arrays["w"] + RANK})
+        if wrapper == "DistributedOptimizer":
+            optimizer.synchronize()
+        assert digest(model.parameters()) != before
+    assert weights["w"].tolist() == [0.0] * 3
+    assert steps.take_global()["w"].tolist() == [1 + 4 * (SIZE - 1) / 2] * 3
+    print("worker %d has trained all" % RANK)
 
 
 def uneven(folder, of):

@@ -139,6 +139,10 @@ def test_a_dropped_one_is_there_until_its_parameters_are_taken_over():
     assert run(2, "dropped", P3_WAIT_TIMEOUT_S="10").count("has gone on") == 2
 
 
+def test_trainers_of_arrays_beside_it_go_on_when_parameters_are_taken_over():
+    assert run(2, "mixed").count("has trained all") == 2
+
+
 @pytest.mark.parametrize("of", ["take_global", "release", "snapshot"])
 def test_workers_that_have_taken_more_steps_than_others_are_told_so(tmp_path, of):
     variables = {"P3_SNAPSHOT_DIR": str(tmp_path), "P3_SNAPSHOT_EVERY": "1"} if of == "snapshot" else {}
