@@ -211,11 +211,16 @@ class Member:
         here on. `core`: P3Worker or P3Server, with outlives_scheduler as here."""
         self._core = core if self.outlived else None
 
+    @property
+    def is_away(self) -> bool:
+        """It has lost a scheduler, and has not found the next one yet. From any thread."""
+        return self._coming_back is not None and not self._coming_back.done()
+
     async def _come_back(self, loss: str) -> None:
         """RendezvousError if there is nobody to come back to. May be cancelled and called again."""
         if self._core is None:
             raise RendezvousError(loss)
-        if self._coming_back is None or self._coming_back.done():
+        if not self.is_away:
             self._coming_back = asyncio.ensure_future(self._until_back(loss))
         await asyncio.shield(self._coming_back)
 

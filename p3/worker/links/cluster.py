@@ -63,7 +63,8 @@ class ClusterLink(Link):
             self._post(self._member.send, {"kind": "failed", "text": messages.sendable(text)})
 
     def close(self, failure: Optional[str]) -> None:
-        """Waits at most 5 s for the thread to end."""
+        """Waits at most 5 s for the thread to end; longer for a scheduler that takes another one's place, which must
+        hear the goodbye."""
         self._leaving = True
         if failure is not None:
             self.report(failure)
@@ -71,6 +72,8 @@ class ClusterLink(Link):
             self._post(self._member.send, {"kind": "bye"})
         self._post(self._finished.set)
         self._thread.join(_CLOSE_TIMEOUT_S)
+        if self._member.is_away:
+            self._thread.join(self.settings.rendezvous_timeout_s)
 
     def abandon_after_fork(self) -> None:
         self._member.abandon_after_fork()
