@@ -120,3 +120,16 @@ def test_who_dies_while_there_is_no_scheduler_is_missed_by_the_next_one(tmp_path
     ended = run.wait(60)
     assert ended.code == 128 + signal.SIGKILL, ended
     assert re.search(r"p3 run: worker \d ended with signal SIGKILL", ended.err), ended
+
+
+def test_who_watches_goes_on_with_the_next_scheduler(tmp_path, processes):
+    run = p3_run(tmp_path, processes, command=[*JOB, "0.1"])
+    until_step(run, 2)
+    argv = [sys.executable, "-m", "p3", "top", "--every", "0.5", "--pid", str(run.popen.pid)]
+    top = Process(argv, clean_environment(), tmp_path)
+    processes.append(top)
+    assert "worker" in "".join(top.read_line() for _ in range(4))
+    kill_scheduler(run)
+    assert run.wait(60).code == 0
+    ended = top.wait(20)
+    assert (ended.code, ended.err) == (0, "p3 top: the job has ended\n"), ended

@@ -34,30 +34,42 @@ class Ended(Exception):
 
 async def views(settings: Settings, every_s: float, span_s: float) -> AsyncIterator[dict]:
     """The first one at once. Ended when the job is over; RendezvousError or AuthenticationError if it cannot be
-    reached, or not any more. Whoever leaves it before its end calls aclose()."""
+    reached, or not any more. Goes on with a scheduler that takes the place of one that has died. Whoever leaves it
+    before its end calls aclose()."""
     from p3 import __version__
 
     where = endpoint(settings.root_host, settings.root_port)
-    with contextlib.ExitStack() as at_end:
-        sock = await _connect(settings, where, at_end)
-        try:
-            look = {"version": __version__, "protocol": messages.PROTOCOL_VERSION, "every_s": every_s, "span_s": span_s}
-            await channel.send_message(sock, {"kind": "look", **look})
-            stream = await channel.Stream.over(sock)
-            at_end.callback(stream.abort)
-            while True:
-                message = await asyncio.wait_for(stream.receive(), every_s + _SILENCE_S)
-                if message is None:
-                    raise RendezvousError("the scheduler at %s closed the connection: the job has ended" % where)
-                if message["kind"] == "ended":
-                    raise Ended(message["text"])
-                if message["kind"] != "view":
-                    raise ProtocolError("a message %r instead of a view" % message["kind"])
-                yield message
-        except asyncio.TimeoutError:
-            raise RendezvousError("the scheduler at %s no longer answers" % where) from None
-        except (OSError, ProtocolError) as error:
-            raise RendezvousError("watching the job at %s failed: %s" % (where, error)) from None
+    look = {"version": __version__, "protocol": messages.PROTOCOL_VERSION, "every_s": every_s, "span_s": span_s}
+    has_died = False  # the last one, without a view of the next
+    while True:
+        with contextlib.ExitStack() as at_end:
+            try:
+                sock = await _connect(settings, where, at_end)
+                await channel.send_message(sock, {"kind": "look", **look})
+                stream = await channel.Stream.over(sock)
+                at_end.callback(stream.abort)
+                while True:
+                    message = await asyncio.wait_for(stream.receive(), every_s + _SILENCE_S)
+                    if message is None:
+                        break
+                    if message["kind"] == "ended":
+                        raise Ended(message["text"])
+                    if message["kind"] != "view":
+                        raise ProtocolError("a message %r instead of a view" % message["kind"])
+                    has_died = False
+                    yield message
+            except asyncio.TimeoutError:
+                raise RendezvousError("the scheduler at %s no longer answers" % where) from None
+            except (OSError, ProtocolError) as error:
+                raise RendezvousError("watching the job at %s failed: %s" % (where, error)) from None
+            except (RendezvousError, AuthenticationError):
+                if not has_died:
+                    raise
+                break
+        if has_died:
+            break
+        has_died = True
+    raise RendezvousError("the scheduler at %s closed the connection: the job has ended" % where)
 
 
 async def _connect(settings: Settings, where: str, at_end: contextlib.ExitStack) -> socket.socket:
