@@ -249,9 +249,8 @@ void Transport::accuse_silent_peers(Clock::time_point now) {
 }
 
 bool Transport::goes_on_without(Van& van, const Error& loss) {
-  const bool goes_on = van.is_watch() ? options_.outlives_scheduler && loss.kind() == ErrorKind::kPeerLost
-                                      : handler_.lost(van.number, loss);
-  if (!goes_on) return false;
+  const bool may_be_replaced = van.is_watch() && options_.outlives_scheduler && loss.kind() == ErrorKind::kPeerLost;
+  if (!may_be_replaced && !handler_.lost(van.number, loss)) return false;
   drop_van(van.number);
   return true;
 }
