@@ -2,7 +2,7 @@
 
     sudo p3 bench deaths [--hosts 4] [--rate 200] [--model vgg19] [--compute 4.0] [--kills 5]
 
-A job of PyTorch's replay (docs/replay.md) runs under `p3 run` on hosts of a lab. In every third iteration, at a random
+A job of the replay (docs/replay.md) runs under `p3 run` on hosts of a lab. In every third iteration, at a random
 moment, the scheduler is killed, and `p3 run` starts another one. Given are the iterations with a scheduler and those
 that were without one for a while, and how long that was: from the kill until all nodes had come back.
 Close other programs first.
@@ -47,6 +47,8 @@ def main(arguments: Sequence[str]) -> int:
                         help="of the model's parameters (default %(default)s)")
     parser.add_argument("--compute", type=given.number(0, 1e4), default=4.0, metavar="SECONDS",
                         help="of an iteration (default %(default)s)")
+    parser.add_argument("--store", choices=("p3_torch", "p3_sync"), default="p3_torch",
+                        help="with PyTorch or MXNet (default %(default)s)")
     parser.add_argument("--kills", type=given.number(1, 1000, int), default=5, metavar="N",
                         help="of schedulers (default %(default)s)")
     options = parser.parse_args(arguments)
@@ -106,7 +108,7 @@ def measure(lab: Sequence[hosts.Host], options) -> Tuple[List[Span], List[Span]]
 
 def _start(lab: Sequence[hosts.Host], folder: Path, mark: str, count: int, options) -> subprocess.Popen:
     (folder / "hosts").write_text("".join(f"{host.address} slots=1\n" for host in lab[1:]))
-    replay = ["--store", "p3_torch", "--model", options.model, "--size", str(options.size), "--compute",
+    replay = ["--store", options.store, "--model", options.model, "--size", str(options.size), "--compute",
               str(options.compute), "--warmup", "1", "--iterations", str(count), "--out",
               str(folder / "worker{rank}.jsonl")]  # fmt: skip
     python, number = [sys.executable, "-m"], str(options.hosts)

@@ -217,7 +217,9 @@ def _spread(seconds: Spread) -> str:
 
 
 def _seconds(value: float) -> str:
-    """Three significant digits."""
+    """Three significant digits. 0 is of processor time, which the kernel counts in ticks: a short run may have none."""
+    if value == 0:
+        return "0"
     return "%.*f" % (max(0, 2 - math.floor(math.log10(value))), value)
 
 

@@ -1,7 +1,9 @@
 """`p3 bench deaths`: schedulers are killed, and iterations with and without one are told apart."""
 
+import importlib.util
 import re
 
+import pytest
 from lab_traces import needs_lab
 
 from p3 import cli
@@ -11,7 +13,10 @@ from p3.measure.micro import deaths
 @needs_lab
 def test_iterations_go_on_while_there_is_no_scheduler(capsys):
     tiny = ["--model", "resnet50", "--size", "0.01", "--compute", "0.5", "--hosts", "2", "--rate", "200"]
-    assert cli.main(["bench", "deaths", *tiny, "--kills", "2"]) == 0
+    store = "p3_torch" if importlib.util.find_spec("torch") else "p3_sync"
+    if store == "p3_sync":
+        pytest.importorskip("mxnet")
+    assert cli.main(["bench", "deaths", *tiny, "--kills", "2", "--store", store]) == 0
     out = capsys.readouterr().out
     assert "resnet50, 2 hosts: 2 schedulers were killed" in out
     counts = {what: int(count) for what, count in re.findall(r"^(with.*?)  +(\d+) ", out, re.MULTILINE)}

@@ -105,6 +105,11 @@ def test_failures_are_told_with_their_errors(tables_of):
     assert "1 of 1 runs failed: server 1 | died" in notes and "1 of 2 runs failed: the weights are wrong" in notes
 
 
+def test_no_tick_of_processor_time_is_told_as_none(tables_of):
+    printed = tables.text(tables_of(*runs("bandwidth", TARGETS, cpu_s=0.0)))
+    assert "CPU seconds" in printed and "0 (0..0)" in printed
+
+
 def test_result_below_the_bound_is_marked(tables_of):
     (table,) = tables_of(made.run("targets", seconds=(1.0,), bound_s=1.1))
     assert table.rows[1][1].endswith("(!)") and "(!) Below the bound, which is impossible" in table.notes[-1]
