@@ -6,21 +6,23 @@ decides the same again, and knows what each node was told, or was about to be. B
 count. A node that comes back says how many it had heard, and gets the others; it is told how many of its own are in
 the journal, and sends the others again. So no message is lost, and none counts twice, whenever the scheduler died.
 
-The journal begins when all nodes are connected: a scheduler that dies before that ends the job. It is a file in memory
-without a name, which whoever starts schedulers holds (`p3 run`), and passes on to each.
+The journal begins when all nodes are connected: a scheduler that dies before that ends the job. It is a file without a
+name, in memory where Python knows how, which whoever starts schedulers holds (`p3 run`), and passes on to each.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
+import tempfile
 from collections import deque
-from typing import Deque, Iterator, List, Tuple
+from typing import Deque, Iterator, List, Optional, Tuple
 
 from p3.cluster.node import Node
 
-MAX_BYTES = 256 << 20  # far more than jobs come to; a job that does cannot outlive its scheduler from there on
+MAX_BYTES = 64 << 20  # far more than jobs come to; a job that does cannot outlive its scheduler from there on
 
 _LENGTH = struct.Struct("<I")
 
@@ -32,38 +34,54 @@ class Journal:
         """`descriptor`: of the file, which may have been another scheduler's."""
         self._descriptor = descriptor
         self._bytes = os.fstat(descriptor).st_size
+        self._is_broken = False
 
     @staticmethod
     def make() -> int:
-        """The descriptor of a new one, for __init__; of Linux 3.17 and later."""
-        return os.memfd_create("p3-journal", os.MFD_CLOEXEC)
+        """The descriptor of a new one, for __init__. OSError if there is no room for one anywhere."""
+        with contextlib.suppress(AttributeError, OSError):  # Pythons that were built for an older libc do not know it
+            return os.memfd_create("p3-journal", os.MFD_CLOEXEC)
+        with tempfile.TemporaryFile() as file:
+            return os.dup(file.fileno())
 
-    def begin(self, members: List[Tuple[Node, dict]]) -> None:
-        """With all nodes and how they joined, in the order of joining."""
-        self._append([[*node, join] for node, join in members])
+    @property
+    def has_begun(self) -> bool:
+        return self._bytes > 0
 
-    def add(self, node: Node, message: dict) -> bool:
-        """Before anything follows from it. True if the journal is full with that: what comes later is left out."""
-        return self._append([node.role, node.rank, message])
+    @property
+    def is_full(self) -> bool:
+        """What comes is left out from here on: it must not be another scheduler's any more."""
+        return self._is_broken or self._bytes >= MAX_BYTES
 
-    def add_demand(self, ends: bool) -> bool:
+    def begin(self, members: List[Tuple[Node, dict]], strategy: Optional[List[str]] = None) -> None:
+        """With all nodes and how they joined, in the order of joining. `strategy`: of the job, its text and path."""
+        self._append({"members": [[*node, join] for node, join in members], "strategy": strategy})
+
+    def add(self, node: Node, message: dict) -> None:
+        """Before anything follows from it."""
+        self._append([node.role, node.rank, message])
+
+    def add_demand(self, ends: bool) -> None:
         """A snapshot that somebody outside the job has asked for."""
-        return self._append(ends)
+        self._append(ends)
 
-    def _append(self, record) -> bool:
-        if self._bytes >= MAX_BYTES:
-            return False
+    def _append(self, record) -> None:
+        if self.is_full:
+            return
         body = json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode()
         data = _LENGTH.pack(len(body)) + body
         written = 0
-        while written < len(data):  # what lies behind a whole record does not count, if we die here
-            written += os.pwrite(self._descriptor, data[written:], self._bytes + written)
+        try:
+            while written < len(data):  # what lies behind a whole record does not count, if we die here
+                written += os.pwrite(self._descriptor, data[written:], self._bytes + written)
+        except OSError:  # no memory
+            self._is_broken = True
+            return
         self._bytes += len(data)
-        return self._bytes >= MAX_BYTES
 
     def read(self) -> Iterator:
-        """Its records: the members, as begin() has them; then (node's role, rank, message), or a demand's `ends`. Drops
-        a last one that was not written whole."""
+        """Its records: {"members": ..., "strategy": ...}, as begin() has them; then (node's role, rank, message), or a
+        demand's `ends`. Drops a last one that was not written whole."""
         size, self._bytes = self._bytes, 0
         while self._bytes + _LENGTH.size <= size:
             (length,) = _LENGTH.unpack(os.pread(self._descriptor, _LENGTH.size, self._bytes))

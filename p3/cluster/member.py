@@ -55,6 +55,8 @@ class Member:
         self._core: Any = None  # from outlive() on
         self._outbox, self._heard = Outbox(), 0  # messages that count, sent and received
         self._coming_back: Optional[asyncio.Task] = None
+        self._has_said_bye = False
+        self._last_words: Optional[dict] = None  # said while there was no scheduler to hear them
 
     @classmethod
     async def join(cls, settings: Settings) -> Member:
@@ -198,8 +200,10 @@ class Member:
             raise RendezvousError("%s: the scheduler no longer answers" % self._label) from None
 
     def send(self, message: dict) -> None:
+        self._has_said_bye |= message["kind"] == "bye"
         if message["kind"] == "failed":
             self._core = None
+            self._last_words = message if self.is_away else None
         if self._core is not None and counts(message["kind"]):
             self._outbox.add(message)
         self._stream.send(message)
@@ -231,9 +235,11 @@ class Member:
             try:
                 return await self._try_to_come_back(deadline)
             except _Refused as refusal:
+                self._core = None
                 raise RendezvousError(str(refusal)) from None
             except (RendezvousError, AuthenticationError, ProtocolError, OSError) as error:
                 if time.monotonic() >= deadline:
+                    self._core = None
                     raise RendezvousError("%s No other one took its place: %s" % (loss, error)) from None
             await asyncio.sleep(_RETRY_S)
 
@@ -260,9 +266,15 @@ class Member:
         self._stream = stream
         for message in self._outbox.after(answer["noted"]):
             stream.send(message)
-        watch = await self.open_watch()
-        with contextlib.suppress(RuntimeError):  # it has failed, and says so itself
-            self._core.replace_watch(watch.socket.detach(), tls=watch.tls)
+        if self._last_words is not None:
+            stream.send(self._last_words)
+        if not self._has_said_bye:  # else the scheduler may end before it has another look at its door
+            watch, core = await self.open_watch(), self._core
+            if core is None:
+                watch.close()
+            else:
+                with contextlib.suppress(RuntimeError):  # it has failed, and says so itself
+                    core.replace_watch(watch.socket.detach(), tls=watch.tls)
         log.info("%s: came back to the scheduler", self._label)
 
     def abort(self) -> None:

@@ -85,6 +85,7 @@ class Roster:
         """As Entry.tell(). What several get one after the other is encoded once, for jobs of many nodes."""
         before, encoded = None, b""
         for node, message in sent:
-            if message is not before:
+            entry = self.by_node[node]
+            if message is not before and entry.stream is not None:
                 before, encoded = message, messages.encode(message)
-            self.by_node[node].tell(message, encoded)
+            entry.tell(message, encoded)

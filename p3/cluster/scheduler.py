@@ -38,7 +38,7 @@ from p3.cluster.watching.metrics import METRICS_EVERY_S, METRICS_SPAN_S, Metrics
 from p3.cluster.watching.watching import Watching
 from p3.cluster.windows import Windows
 from p3.errors import AuthenticationError, ConfigError, DisagreementError, ProtocolError, RendezvousError
-from p3.plan.strategy import Strategy, of_job
+from p3.plan.strategy import Strategy, of_job, parse
 from p3.settings import Settings
 
 log = logging.getLogger("p3.scheduler")
@@ -76,7 +76,7 @@ class Scheduler:
         self._metrics = metrics
         self._strategy = strategy
         self._journal = journal
-        self._is_replaying = False
+        self._is_replaying = self._is_mortal = False
 
     def take_snapshots_at_signals(self) -> None:
         """SIGUSR1: of the job, behind its next step; SIGUSR2: and then it ends. Unless this process is to ignore them.
@@ -89,6 +89,7 @@ class Scheduler:
         if self._started.is_set() and not self._end.done():
             if self._journal is not None and not self._is_replaying:
                 self._journal.add_demand(ends)
+                self._look_at_journal()
             self._roster.tell_each(self._agreement.demand_snapshot(ends))
 
     async def run(self) -> Optional[str]:
@@ -338,7 +339,8 @@ class Scheduler:
             self._watching.begin()
             self._gate.pace_s = PACE_S
             if self._journal is not None:
-                self._journal.begin([(other.node, other.join) for other in self._roster.entries])
+                strategy = None if self._strategy == Strategy() else [self._strategy.text(), self._strategy.path]
+                self._journal.begin([(other.node, other.join) for other in self._roster.entries], strategy)
             self._report({"state": "running"})
             for other in self._roster.entries:
                 other.tell({"kind": "start"})
@@ -362,21 +364,30 @@ class Scheduler:
         entry.noted += 1
         if self._is_replaying:
             return
-        if self._journal.add(entry.node, message):
-            self._report({"state": "mortal"})
-            log.warning("%s: its journal is full; from here on the job ends if this process dies", self._label)
+        self._journal.add(entry.node, message)
+        self._look_at_journal()
         if entry.noted % _NOTED_EVERY == 0 or message["kind"] == "bye":
             entry.tell({"kind": "noted", "count": entry.noted})
+
+    def _look_at_journal(self) -> None:
+        if self._journal.is_full and not self._is_mortal:
+            self._is_mortal = True
+            self._report({"state": "mortal"})
+            log.warning("%s: its journal is full; from here on the job ends if this process dies", self._label)
 
     def _take_over(self, journal: Journal) -> None:
         """If that is another scheduler's: decides what that had decided, and waits for the nodes to come back."""
         records = journal.read()
-        members = next(records, None)
-        if members is None:
+        first = next(records, None)
+        if first is None:
             return
         self._is_replaying = True
-        self._roster.entries = [Entry(None, join) for *_, join in members]
-        self._begin([Node(role, rank, host) for role, rank, host, _ in members])
+        if first["strategy"] is not None:  # its file may be another one by now
+            self._strategy = parse(*first["strategy"])
+        for *_, join in first["members"]:
+            self._rendezvous.join(join)  # so that it lets nobody else in
+            self._roster.entries.append(Entry(None, join))
+        self._begin([Node(role, rank, host) for role, rank, host, _ in first["members"]])
         self._started.set()
         self._gate.pace_s = PACE_S
         for record in records:
@@ -386,6 +397,7 @@ class Scheduler:
                 role, rank, message = record
                 self._replay(self._roster.find(role, rank), message)
         self._is_replaying = False
+        self._look_at_journal()
         self._watching.begin()
         asyncio.get_running_loop().call_later(self._settings.timeout_s, self._give_up_absent)
         log.warning("%s: took the place of one that has died; waiting for %s to come back", self._label, self._absent())
@@ -471,7 +483,7 @@ class Scheduler:
 
     def _report(self, state: dict) -> None:
         """One JSON line to `p3 run`, if that started us."""
-        if self._status_fd is not None and (state["state"] == "failed" or not self._is_replaying):
+        if self._status_fd is not None:
             with contextlib.suppress(OSError):  # the launcher has gone, and takes us with it
                 os.write(self._status_fd, json.dumps(state).encode() + b"\n")
 
@@ -506,7 +518,9 @@ def main(
         settings.job_secret()
         encryption.require(settings)
         _provide_descriptors(settings)
-        strategy = of_job(settings.strategy, settings.num_servers)
+        journal = None if journal_fd is None else Journal(journal_fd)
+        has_died = journal is not None and journal.has_begun  # the one before, which had read it
+        strategy = Strategy() if has_died else of_job(settings.strategy, settings.num_servers)
         metrics = None if settings.metrics_port is None else Metrics(settings)
         listener = open_listener(settings, listen_fd)
     except (ConfigError, RendezvousError) as error:
@@ -517,7 +531,6 @@ def main(
         print("p3: metrics at http://%s/metrics" % endpoint(settings.root_host, metrics.port), file=sys.stderr)
 
     async def serve() -> Optional[str]:
-        journal = None if journal_fd is None else Journal(journal_fd)
         scheduler = Scheduler(settings, listener, status_fd, metrics, strategy, journal)
         scheduler.take_snapshots_at_signals()
         return await scheduler.run()

@@ -81,6 +81,7 @@ class Launcher:
         self._signalled_at: Dict[int, float] = {}  # by which signals we were asked to end, and when first
         self._asked_to_end = False  # by SIGTERM, with a snapshot
         self._saved: Optional[int] = None  # the round of the job's last snapshot
+        self._demanded: Optional[int] = None  # the signal that asks the scheduler for one which is not taken yet
         self.may_restart = False  # the job began, now or before, and then failed by itself
         self.failed_on: Set[Host] = set()  # hosts that let no start of this job begin
 
@@ -184,6 +185,8 @@ class Launcher:
         state = status["state"]
         if self._schedulers is not None:
             self._schedulers.take_note(state)
+        if state == "resumed":
+            self._pass_on_demand()
         if state == "running":
             self.began_at = time.monotonic()
             self._in_place_since = dict.fromkeys(self._workers, self.began_at)
@@ -196,6 +199,7 @@ class Launcher:
                 self._end_lost(status["rank"])
         elif state == "saved":
             self._saved = status["round"]
+            self._demanded = None if self._demanded == signal.SIGUSR1 else self._demanded
         elif state == "taken":
             self._joining.discard(status["rank"])
             self._in_place_since[status["rank"]] = time.monotonic()
@@ -219,6 +223,8 @@ class Launcher:
                 self._running.remove(ended)
                 again = self._restart_scheduler if ended.task is _SCHEDULER else self._restart
                 ending.add(asyncio.ensure_future(again(ended)))
+            if any(task.result().task is _SCHEDULER for task in done):
+                self._schedulers.close()  # who comes now is refused at once
             if not done and (timeout_s is None or restarted):
                 continue
             failed = [task.result() for task in done if task.result().process.returncode != 0]
@@ -350,12 +356,19 @@ class Launcher:
 
     def _demand_snapshot(self, number: int) -> bool:
         """Has the scheduler ask the job for one: SIGUSR1, to go on, or SIGUSR2, to end. False if it cannot take any."""
-        schedulers = [running.process for running in self._running if running.task is _SCHEDULER]
-        alive = [process for process in schedulers if process.returncode is None]
-        takes_them = self._has_begun and self._settings.snapshot_dir is not None and bool(alive)
+        takes_them = self._has_begun and self._settings.snapshot_dir is not None
         if takes_them:
-            alive[0].signal(number)
+            self._demanded = max(number, self._demanded or number)  # SIGUSR2 is the greater one
+            self._pass_on_demand()
         return takes_them
+
+    def _pass_on_demand(self) -> None:
+        """To a scheduler that serves; one that takes its place gets it again, which makes no difference to one that
+        knows of it."""
+        if self._demanded is not None and self._schedulers.serves:
+            for running in self._running:
+                if running.task is _SCHEDULER and running.process.returncode is None:
+                    running.process.signal(self._demanded)
 
     def _interrupt(self, interrupted: asyncio.Future, number: int) -> None:
         now, before = time.monotonic(), self._signalled_at.get(number)

@@ -4,6 +4,7 @@ job; and the journal, from which one takes up what the one before it has left (p
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from typing import Dict, Optional
@@ -21,11 +22,15 @@ class Schedulers:
         if status_fd is not None:
             self._descriptors["status_fd"] = status_fd
         if leave_journals:
-            self._descriptors["journal_fd"] = Journal.make()
+            with contextlib.suppress(OSError):
+                self._descriptors["journal_fd"] = Journal.make()
         self._tries_left: Optional[int] = None  # None: the job does not run
+        self._is_mortal = False
+        self.serves = False  # the one that runs: the job runs, and all nodes are there
 
     def next(self) -> Dict[str, int]:
         """What the next one inherits, by fields of Launched."""
+        self.serves = False
         if self._tries_left is not None:
             self._tries_left -= 1
         return self._descriptors
@@ -33,14 +38,14 @@ class Schedulers:
     @property
     def may_start_again(self) -> bool:
         """Whether one that dies now may leave the job to another one."""
-        return "journal_fd" in self._descriptors and bool(self._tries_left)
+        return "journal_fd" in self._descriptors and bool(self._tries_left) and not self._is_mortal
 
     def take_note(self, state: str) -> None:
         """Of what the scheduler says."""
         if state in ("running", "resumed"):
-            self._tries_left = _TRIES
+            self._tries_left, self.serves = _TRIES, True
         elif state in ("mortal", "failed"):
-            self._tries_left = 0
+            self._is_mortal = True
 
     def close(self) -> None:
         """No more will be started. Idempotent."""

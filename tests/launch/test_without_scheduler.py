@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from launched_jobs import children
+from launched_jobs import children, workers
 from plugin_jobs import SCRIPTS
 from processes import Process, clean_environment, wait_until, write_script
 
@@ -133,3 +133,35 @@ def test_who_watches_goes_on_with_the_next_scheduler(tmp_path, processes):
     assert run.wait(60).code == 0
     ended = top.wait(20)
     assert (ended.code, ended.err) == (0, "p3 top: the job has ended\n"), ended
+
+
+def test_a_latecomer_is_refused_by_the_next_scheduler_too(tmp_path, processes):
+    run = p3_run(tmp_path, processes, command=[*JOB, "0.1"])
+    until_step(run, 2)
+    kill_scheduler(run)
+    until_step(run, 6)  # which needs it
+    worker = next(
+        int(child) for child in children(run.popen.pid)
+        if b"without_scheduler" in open("/proc/%s/cmdline" % child, "rb").read()
+    )  # fmt: skip
+    with open("/proc/%d/environ" % worker, "rb") as file:
+        env = dict(entry.decode().partition("=")[::2] for entry in file.read().split(b"\0") if entry)
+    late = Process([sys.executable, "-c", "import p3; p3.Session.open()"], env, tmp_path)
+    processes.append(late)
+    refused = late.wait(30)
+    assert refused.code == 1 and "is one too many" in refused.err
+    assert run.wait(60).code == 0
+
+
+def test_a_snapshot_that_is_asked_for_while_there_is_no_scheduler_is_taken(tmp_path, processes):
+    snapshots = tmp_path / "snapshots"
+    script = [sys.executable, str(SCRIPTS / "launched.py"), str(tmp_path), "0"]
+    options = ["--snapshot-dir", str(snapshots), "--snapshot-every", "100000000"]
+    run = p3_run(tmp_path, processes, *options, command=script)
+    workers(tmp_path, 2, run)
+    wait_until(lambda: scheduler_of(run) is not None, "the scheduler")
+    os.kill(scheduler_of(run), signal.SIGKILL)
+    run.signal(signal.SIGUSR1)
+    wait_until(lambda: list(snapshots.glob("round-*[0-9]/manifest.json")), "a snapshot", 30)
+    run.signal(signal.SIGINT)
+    assert run.wait(30).code == 128 + signal.SIGINT
