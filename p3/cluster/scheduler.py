@@ -390,17 +390,19 @@ class Scheduler:
         self._begin([Node(role, rank, host) for role, rank, host, _ in first["members"]])
         self._started.set()
         self._gate.pace_s = PACE_S
+        entries = {(node.role, node.rank): entry for node, entry in self._roster.by_node.items()}
         for record in records:
             if type(record) is bool:
                 self._demand_snapshot(record)
             else:
                 role, rank, message = record
-                self._replay(self._roster.find(role, rank), message)
+                self._replay(entries[role, rank], message)
         self._is_replaying = False
         self._look_at_journal()
         self._watching.begin()
         asyncio.get_running_loop().call_later(self._settings.timeout_s, self._give_up_absent)
-        log.warning("%s: took the place of one that has died; waiting for %s to come back", self._label, self._absent())
+        absent = ", ".join(map(str, self._absent()))
+        log.warning("%s: took the place of one that has died; waiting for %s to come back", self._label, absent)
 
     def _replay(self, entry: Entry, message: dict) -> None:
         try:
@@ -408,8 +410,8 @@ class Scheduler:
         except (ProtocolError, DisagreementError) as error:
             self._fail("%s: %s" % (self._label, error))
 
-    def _absent(self) -> str:
-        return ", ".join(str(entry) for entry in self._roster.entries if entry.stream is None and not entry.left)
+    def _absent(self) -> List[Entry]:
+        return [entry for entry in self._roster.entries if entry.stream is None and not entry.left]
 
     def _let_back_in(self, stream: channel.Stream, join: dict) -> Entry:
         """RendezvousError if it was none of the job's nodes, or is here already."""
@@ -424,7 +426,7 @@ class Scheduler:
         return entry
 
     def _give_up_absent(self) -> None:
-        absent = self._absent()
+        absent = ", ".join(map(str, self._absent()))
         if absent and not self._end.done():
             waited = "within %g s of its end" % self._settings.timeout_s
             self._fail("%s: another scheduler has died, and %s did not come back %s" % (self._label, absent, waited))

@@ -24,21 +24,20 @@ class Schedulers:
         if leave_journals:
             with contextlib.suppress(OSError):
                 self._descriptors["journal_fd"] = Journal.make()
-        self._tries_left: Optional[int] = None  # None: the job does not run
+        self._tries_left = 0  # none before the job runs
         self._is_mortal = False
         self.serves = False  # the one that runs: the job runs, and all nodes are there
 
     def next(self) -> Dict[str, int]:
         """What the next one inherits, by fields of Launched."""
         self.serves = False
-        if self._tries_left is not None:
-            self._tries_left -= 1
+        self._tries_left = max(0, self._tries_left - 1)
         return self._descriptors
 
     @property
     def may_start_again(self) -> bool:
         """Whether one that dies now may leave the job to another one."""
-        return "journal_fd" in self._descriptors and bool(self._tries_left) and not self._is_mortal
+        return "journal_fd" in self._descriptors and self._tries_left > 0 and not self._is_mortal
 
     def take_note(self, state: str) -> None:
         """Of what the scheduler says."""

@@ -563,12 +563,12 @@ class P3KVStore(mx.kvstore.KVStore):
         gradient = entry.gradient(values)
         scalars = NO_SCALARS
         if self._servers_update:
-            scalars = round_scalars(self._optimizer, entry.id, servers_count=entry.declared.staleness > 0)
-            scalars = (*scalars, self._live_fields.of(self._optimizer, entry.declared))
+            scalars = round_scalars(self._optimizer, entry.id, servers_count=declared.staleness > 0)
+            scalars = (*scalars, self._live_fields.of(self._optimizer, declared))
         elif self._rates is not None and not (declared.sparse or declared.factors or declared.staleness):
             scalars = (*self._rates, *NO_SCALARS[2:])
         entry.priority = self._priorities.of_round(entry, priority, (*outs, *values))
-        partitions.note_push(self._session, entry.declared)
+        partitions.note_push(self._session, declared)
         if self._norm is not None:
             self._norm.before_push(entry, self._keys.values())
         entry.push(gradient, scalars, entry.priority)

@@ -13,6 +13,7 @@ import re
 import socket
 import sys
 from pathlib import Path
+from typing import Dict
 
 from p3.measure.chaos.matrix import PROCESSES, Victim
 from p3.measure.lab import hosts, network
@@ -25,6 +26,17 @@ _PORT, _ANSWER_S = 22, 3.0
 def host_of(process: Victim) -> int:
     """The number of its host in the lab; the scheduler is on the first."""
     return SCHEDULER_HOST if process.role == "scheduler" else 1 + PROCESSES.index(process)
+
+
+def folder_of(host: hosts.Host) -> Path:
+    """Of its lab."""
+    return hosts.RUN / host.lab / "lab"
+
+
+def environment(launcher: hosts.Host) -> Dict[str, str]:
+    """Of a `p3 run` on that host of a lab, so that it reaches the others."""
+    ssh = f"{sys.executable} -m p3.measure.chaos.lab_ssh {folder_of(launcher)}"
+    return {"DMLC_NODE_HOST": launcher.address, "P3_SSH": ssh}
 
 
 def _own_host(line: str) -> int:

@@ -21,11 +21,11 @@ import uuid
 from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
 
-from p3.launch.placement import source_path
 from p3.measure.jobs.job import LocalHost
+from p3.measure.chaos import lab_ssh
 from p3.measure.chaos.lab_ssh import LAB, host_of
 from p3.measure.chaos.matrix import COMES_BACK, NEED_LAB, NUMPY, PROCESSES, SERVERS, WORKERS, Cell
-from p3.measure.chaos.strike import MARK, marked
+from p3.measure.chaos.strike import environment, marked
 from p3.measure.lab import hosts
 
 DEADLINE_S, MXNET_DEADLINE_S = 100.0, 300.0  # a run that is not over by then hangs
@@ -95,27 +95,21 @@ def _command(cell: Cell, site: Sequence, folder: Path, seed: int) -> List[str]:
             launcher += ["--min-workers", "1"]
         (folder / "hosts").write_text("\n".join(machines) + "\n")
         launcher += ["--hostfile", str(folder / "hosts")]
-        job += ["--lab", str(_lab_folder(site)), "--host", str(struck)]
+        job += ["--lab", str(lab_ssh.folder_of(site[0])), "--host", str(struck)]
     python = [sys.executable, "-m"]
     return site[0].command(*python, "p3", "run", *launcher, *python, "p3.measure.chaos.job", *job)
-
-
-def _lab_folder(site: Sequence) -> Path:
-    return hosts.RUN / site[0].lab / "lab"
 
 
 def _environment(
     cell: Cell, site: Sequence, mark: str, folder: Path, settings: Optional[Dict[str, str]]
 ) -> Dict[str, str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("DMLC_", "P3_"))}
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), source_path()]))
-    env.update({MARK: mark, "TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
+    env = environment(mark)
+    env.update({"TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
     rendezvous_s = RENDEZVOUS_S if cell.training == NUMPY else MXNET_RENDEZVOUS_S
     env.update(P3_RENDEZVOUS_TIMEOUT_S=repr(rendezvous_s), P3_LOG="info")  # so p3 run tells how each process ended
     env["P3_WATCH_S"] = "0"  # and nothing else
     if len(site) > 1:
-        env["DMLC_NODE_HOST"] = site[0].address
-        env["P3_SSH"] = f"{sys.executable} -m p3.measure.chaos.lab_ssh {_lab_folder(site)}"
+        env.update(lab_ssh.environment(site[0]))
     env.update(settings or {})
     return env
 

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Dict, Optional
 
+from p3.launch.placement import source_path
 from p3.measure.chaos.matrix import NEED_LAB, Cell, Victim
 from p3.measure.lab import network
 
@@ -40,6 +41,13 @@ def find(victim: Victim, mark: str) -> int:
                     return pid
         time.sleep(_POLL_S)
     raise LookupError(f"{victim} has not started in {FIND_TIMEOUT_S:g} s")
+
+
+def environment(mark: str) -> Dict[str, str]:
+    """Of a `p3 run` whose processes marked() finds: this process's own, but for what is of another job."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("DMLC_", "P3_"))}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), source_path()]))
+    return {**env, MARK: mark}
 
 
 def marked(mark: str) -> Dict[int, Dict[str, str]]:

@@ -24,9 +24,8 @@ import uuid
 from pathlib import Path
 from typing import Dict, List, Sequence, Tuple
 
-from p3.launch.placement import source_path
 from p3.measure import arguments as given
-from p3.measure.chaos import strike
+from p3.measure.chaos import lab_ssh, strike
 from p3.measure.chaos.matrix import Victim
 from p3.measure.lab import hosts
 from p3.measure.replay import models
@@ -114,10 +113,7 @@ def _start(lab: Sequence[hosts.Host], folder: Path, mark: str, count: int, optio
     python, number = [sys.executable, "-m"], str(options.hosts)
     run = ["p3", "run", "-n", number, "-s", number, "--hostfile", str(folder / "hosts")]
     command = lab[0].command(*python, *run, *python, "p3.replay", *replay)
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("DMLC_", "P3_"))}
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), source_path()]))
-    ssh = f"{sys.executable} -m p3.measure.chaos.lab_ssh {hosts.RUN / lab[0].lab / 'lab'}"
-    env.update({strike.MARK: mark, "DMLC_NODE_HOST": lab[0].address, "P3_SSH": ssh, "P3_WATCH_S": "0"})
+    env = {**strike.environment(mark), **lab_ssh.environment(lab[0]), "P3_WATCH_S": "0"}
     return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                             stderr=subprocess.STDOUT, text=True)  # fmt: skip
 
