@@ -96,6 +96,15 @@ def children(process):
         return file.read().split()
 
 
+def scheduler_of(run):
+    """The scheduler that the launcher of that Process has started, None while it has none."""
+    for child in children(run.popen.pid):
+        with open("/proc/%s/cmdline" % child, "rb") as file:
+            if b"--journal-fd" in file.read():
+                return int(child)
+    return None
+
+
 def digests(text):
     """Of what the workers print at their end: (number of lines, the digests, where they began)."""
     found = re.findall(r"servers began at (\d+) and has ([0-9a-f]{8})", text)

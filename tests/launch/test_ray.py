@@ -10,6 +10,7 @@ import sys
 import threading
 
 import pytest
+from launched_jobs import scheduler_of
 from plugin_jobs import python
 from processes import ROOT, Process, clean_environment, command_lines
 from ray_clusters import RayNodes, living, parent, wait_until
@@ -158,7 +159,6 @@ VICTIMS = {
     "server": (of_role("server"), "server 0 on 127.0.0.. ended with exit code 137"),
     "supervisor": (lambda worker, job: parent(worker), "worker 1 on 127.0.0.. ended with signal SIGKILL"),
     "actor": (lambda worker, job: parent(parent(worker)), "worker 1 on 127.0.0.. ended with its Ray actor: "),
-    "scheduler": (of_role("scheduler"), "scheduler ended with signal SIGKILL"),
 }
 
 
@@ -172,6 +172,21 @@ def test_whoever_is_killed_all_end_and_nothing_is_left(start, tmp_path, victim):
     finished = job.wait()
     assert finished.code == 128 + signal.SIGKILL and re.search(text, finished.err), finished
     wait_until(lambda: not living(port))
+
+
+def test_a_job_outlives_its_scheduler_and_ends_with_the_bits_of_an_undisturbed_one(start):
+    def digests(finished):
+        assert finished.code == 0, finished
+        return sorted(re.findall(r"worker \d: \w{64}", finished.out))
+
+    undisturbed = digests(start(2, 1, 20, script="without_scheduler.py").wait())
+    job = start(2, 1, 20, script="without_scheduler.py")
+    while not (line := job.read_line()).endswith("step 2"):
+        assert line, job.wait()
+    os.kill(scheduler_of(job), signal.SIGKILL)
+    finished = job.wait()
+    assert digests(finished) == undisturbed and len(undisturbed) == 2
+    assert "the scheduler ended with signal SIGKILL; starting another one, while the job goes on" in finished.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from launched_jobs import children, workers
+from launched_jobs import children, scheduler_of, workers
 from plugin_jobs import SCRIPTS
 from processes import Process, clean_environment, wait_until, write_script
 
@@ -21,14 +21,6 @@ def p3_run(folder, processes, *options, command=JOB, **env):
     argv = [sys.executable, "-m", "p3", "run", "-n", "2", "-s", "2", *options, *command]
     processes.append(Process(argv, clean_environment(**env), folder))
     return processes[-1]
-
-
-def scheduler_of(run):
-    for child in children(run.popen.pid):
-        with open("/proc/%s/cmdline" % child, "rb") as file:
-            if b"--journal-fd" in file.read():
-                return int(child)
-    return None
 
 
 def kill_scheduler(run):
