@@ -203,6 +203,7 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
         void add_local(int, unique_ptr[Stream], string) except +raise_as_python
         void add_watch(unique_ptr[Stream], string) except +raise_as_python
         void replace_watch(unique_ptr[Stream]) except +raise_as_python
+        void become_first() noexcept
         void start() except +raise_as_python
         int declare(string, uint64_t, DType, const Compression&) except +raise_as_python
         void set_momentum(int, double, double) except +raise_as_python
@@ -270,6 +271,7 @@ cdef extern from "p3/server.h" namespace "p3" nogil:
         void load(uint32_t, uint32_t, uint8_t, const void*, size_t) except +raise_as_python
         void set_optimizer(int, const OptimizerSpec&) except +raise_as_python
         LostWorker lose_worker(int) except +raise_as_python
+        void dismiss_worker(int) except +raise_as_python
         void fill(int, const vector[Pushed]&, cbool) except +raise_as_python
         void replace_worker(int, unique_ptr[Stream]) except +raise_as_python
         optional[Error] error() except +raise_as_python

@@ -354,6 +354,10 @@ cdef class P3Worker:
         with nogil:
             self.core.replace_watch(move(stream))
 
+    def become_first(self):
+        """All workers of lower rank have departed: this one is what rank 0 was."""
+        self.core.become_first()
+
     def start(self):
         self.core.start()
 

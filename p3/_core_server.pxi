@@ -88,6 +88,11 @@ cdef class P3Server:
             lost = self.running().lose_worker(worker)
         return lost.problem, {pushed.wire_key: pushed.round for pushed in lost.pushed}
 
+    def dismiss_worker(self, int worker):
+        """It is lost, and nobody will take its place."""
+        with nogil:
+            self.running().dismiss_worker(worker)
+
     def fill(self, int worker, rounds, cbool skips=False):
         """`rounds`: by wire key."""
         cdef vector[Pushed] pushed = [{"wire_key": wire_key, "round": number} for wire_key, number in rounds.items()]

@@ -232,8 +232,9 @@ def _parser(measuring: Sequence[str] = _MEASURING) -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--on-worker-loss",
-        choices=("fail", "wait"),
-        help="when a worker is lost: stop the job, or restart it while the others wait (default P3_ON_WORKER_LOSS)",
+        choices=("fail", "wait", "continue"),
+        help="when a worker is lost: stop the job, restart the worker while the others wait, or train on without it "
+        "(default P3_ON_WORKER_LOSS)",
     )
     run.add_argument(
         "--worker-restarts",

@@ -273,9 +273,10 @@ class Settings:
         "works for longer while others wait in a barrier.",
     )
     on_worker_loss: str = _setting(
-        "P3_ON_WORKER_LOSS", "fail", _choice("fail", "wait"),
+        "P3_ON_WORKER_LOSS", "fail", _choice("fail", "wait", "continue"),
         "`fail`: a lost worker ends the job. `wait`: the others wait for another process of its rank, at most half of "
-        "`P3_WAIT_TIMEOUT_S`, and train on with it ([how](reliability.md#replacing-a-worker)).",
+        "`P3_WAIT_TIMEOUT_S`, and train on with it ([how](reliability.md#replacing-a-worker)). `continue`: they train "
+        "on without it ([how](reliability.md#going-on-without-a-worker)).",
         common=True,
     )
     checksum: bool = _setting(
@@ -350,8 +351,9 @@ class Settings:
                     shown = "(not shown)" if setting.metadata["secret"] else repr(env[variable])
                     raise ConfigError("%s=%s: it must be %s." % (variable, shown, error)) from None
         _warn_of_unknown(env)
-        if values.get("on_worker_loss") == "wait" and values.setdefault("local_aggregation", False):
-            raise ConfigError(combinations.refusal(choices.REPLACED, choices.AGGREGATION))
+        of_losses = choices.of_losses(values.get("on_worker_loss", "fail"))
+        if of_losses and values.setdefault("local_aggregation", False):
+            raise ConfigError(combinations.refusal(*of_losses, choices.AGGREGATION))
         return cls(**values)
 
     @property
@@ -360,8 +362,16 @@ class Settings:
         return min(1.0, self.timeout_s / 10)
 
     @property
+    def outlives_workers(self) -> bool:
+        return self.on_worker_loss != "fail"
+
+    @property
     def replaces_workers(self) -> bool:
         return self.on_worker_loss == "wait"
+
+    @property
+    def goes_on_without(self) -> bool:
+        return self.on_worker_loss == "continue"
 
     @property
     def replacement_timeout_s(self) -> float:

@@ -41,7 +41,8 @@ struct ServerOptions {
   // The leader of a machine with several workers pushes for all of them, and gets the value for them, of keys that add
   // up there.
   bool local_aggregation = true;
-  // Goes on without a worker that is lost, until another process takes its place. Needs local_aggregation false.
+  // Goes on without a worker that is lost, for good or until another process takes its place. Needs local_aggregation
+  // false.
   bool outlives_workers = false;
 };
 
@@ -93,6 +94,11 @@ class Server {
   // The worker is gone, whether this server has noticed or not: its connection is closed, partly received frames are
   // discarded, and nothing more is sent to it.
   virtual LostWorker lose_worker(int worker) = 0;
+  // The same, and nobody will take its place: from here on each round of each key, also of one that is defined later, is
+  // completed without a gradient of it, as if it skipped; a mean (Reduction::kMean) is over those who have not departed.
+  // What rank 0 may do, the lowest rank that has not departed may do from here on. The server fails if others need what
+  // only this worker could have given.
+  virtual void dismiss_worker(int worker) = 0;
   // For each of these keys, completes the rounds up to the given one in place of the lost worker, as they begin,
   // without a gradient. May be called again, for more. `skips`: the worker would have skipped them, so if all others
   // skip a round, it was the last; otherwise its successor goes on, and such a round leaves the value as it is.
@@ -105,9 +111,9 @@ class Server {
   // As Worker's. fail() tells every worker through its van.
   virtual void fail(const Error& error) = 0;
   virtual std::optional<Error> error() const = 0;
-  // Becomes readable, and stays so, once the server has failed or every worker has said goodbye.
+  // Becomes readable, and stays so, once the server has failed or every worker has said goodbye or was dismissed.
   virtual int event_fd() const = 0;
-  virtual bool finished() const = 0;  // every worker has said goodbye
+  virtual bool finished() const = 0;  // every worker has said goodbye or was dismissed
 
   virtual Counters counters() const = 0;
   // Workers that keep others waiting, as of a moment ago.

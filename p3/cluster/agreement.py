@@ -59,7 +59,7 @@ class Agreement:
     ) -> None:
         """Nodes by rank. `partitions` of a key of rows: "auto" begins with one for each turn of the servers.
         `strategy`: of these servers, for all stores; it goes before `slice_elements`."""
-        self._workers, self._servers = workers, servers
+        self._workers, self._servers = list(workers), servers  # the first worker's word decides
         self._slice_elements = key_plan.slice_elements(slice_elements, len(servers))
         self._partitions = partitions
         self._strategies = Strategies(strategy, len(servers))
@@ -78,7 +78,8 @@ class Agreement:
         self._questions: Dict[Hashable, _Question] = {}
         self._barriers: Dict[int, Set[Node]] = {}  # of those under way: who has arrived
         self._barriers_entered: Dict[Node, int] = {}
-        self._snapshots = SnapshotParts(self._workers + self._servers)
+        self._departed: List[int] = []  # ranks
+        self._snapshots = SnapshotParts(self._workers, self._servers)
         self._demand = Demand(self._workers)
         self.resumed = 0  # the round of the snapshot that the job began with
         self.joins = 0  # times that all workers have called join()
@@ -141,6 +142,48 @@ class Agreement:
                 told.append({"kind": "option_agreed", "store": store, "name": name, "value": value})
         joined = [message for _, message in sorted(self._joined.items(), key=lambda item: item[0])]
         return told + list(self._orders.values()) + joined
+
+    # Going on without a worker
+
+    def depart(self, node: Node) -> Sent:
+        """It is gone, and the others are the job. DisagreementError if they cannot be."""
+        was_first = node == self._workers[0]
+        self._workers.remove(node)
+        if not self._workers:
+            raise DisagreementError("no other worker is left")
+        self._departed.append(node.rank)
+        if was_first:
+            self._take_over(node, self._workers[0])
+        told = [sent for number in sorted(self._barriers) for sent in self._without_in_barrier(number, node)]
+        for store in sorted(self._releasing):
+            self._releasing[store].discard(node)
+            told += self._drop_if_released(store)
+        self._joined.pop(node, None)
+        told += self._end_join()
+        told += self._snapshot_without(self._snapshots.depart(node)) + self._checks_without(node)
+        told += self._demand.depart(node, was_first, self._absent())
+        return told + self._stop_if_all_have_left()
+
+    def _take_over(self, former: Node, first: Node) -> None:
+        """What the former first worker has said, the first one counts as having said."""
+        for table in (self._keys, self._options, self._norms, self._strategy_texts):
+            for identity, claims in table.items():
+                if former in claims and first not in claims:
+                    claims[first] = claims[former]
+                    self._claim_bytes[first] = (
+                        self._claim_bytes.get(first, 0) + _claim_bytes(identity, claims[former])
+                    )
+                elif former not in claims and any(claims.values()) and first in claims:
+                    raise DisagreementError(
+                        "%s waits for its word on %r of store %d" % (first, identity[1], identity[0])
+                    )
+
+    def _without_in_barrier(self, number: int, node: Node) -> Sent:
+        self._barriers[number].discard(node)
+        if self._barriers[number]:
+            return self._end_barrier(number)
+        del self._barriers[number]
+        return []
 
     # From workers
 
@@ -241,13 +284,18 @@ class Agreement:
         done = self._releasing.setdefault(store, set())
         done.add(node)
         told = self._to(self._workers, {"kind": "releasing", "store": store, "worker": node.rank})
-        if len(done) < len(self._workers):
+        return told + self._drop_if_released(store)
+
+    def _drop_if_released(self, store: int) -> Sent:
+        if not self._releasing[store] >= set(self._workers):
             self._check_nobody_waits_for_the_gone()
-            return told
+            return []
+        if ("dropped", store) in self._questions:
+            return []
         self._questions["dropped", store] = _Question(
             set(self._servers), self._workers, {"kind": "released", "store": store}
         )
-        return told + self._to(self._servers, {"kind": "drop_store", "store": store})
+        return self._to(self._servers, {"kind": "drop_store", "store": store})
 
     def _forget(self, store: int) -> None:
         """What it took of each worker's claims is free again."""
@@ -284,7 +332,7 @@ class Agreement:
         return self._to(self._workers, dict(message, kind="option_agreed", value=compared))
 
     def _on_order(self, node: Node, message: dict) -> Sent:
-        self._require_rank_0(node, message)
+        self._require_first(node, message)
         self._orders[message["store"]] = message
         return self._to(self._workers, message)
 
@@ -295,13 +343,16 @@ class Agreement:
         if len(self._barriers) >= _MAX_BARRIERS and number not in self._barriers:
             raise ProtocolError("%s is %d barriers ahead of others" % (node, len(self._barriers)))
         self._barriers_entered[node] = number
-        arrived = self._barriers.setdefault(number, set())
-        arrived.add(node)
-        if len(arrived) < len(self._workers):
+        self._barriers.setdefault(number, set()).add(node)
+        return self._end_barrier(number)
+
+    def _end_barrier(self, number: int) -> Sent:
+        """If all have entered it."""
+        if not self._barriers[number] >= set(self._workers):
             self._check_nobody_waits_for_the_gone()
             return []
         del self._barriers[number]
-        return self._to(self._workers, {"kind": "barrier_done", "number": number})
+        return self._to(self._workers, {"kind": "barrier_done", "number": number, "departed": list(self._departed)})
 
     def _on_count(self, node: Node, message: dict) -> Sent:
         identity = (node.rank, message["number"])
@@ -315,10 +366,14 @@ class Agreement:
 
     def _on_bye(self, node: Node, _message: dict) -> Sent:
         self._left.add(node)
-        if len(self._left) == len(self._workers):
-            return self._to(self._servers, {"kind": "stop"})
+        stop = self._stop_if_all_have_left()
+        if stop:
+            return stop
         self._check_nobody_waits_for_the_gone()
         return self._without(node)
+
+    def _stop_if_all_have_left(self) -> Sent:
+        return self._to(self._servers, {"kind": "stop"}) if self._left >= set(self._workers) else []
 
     # From servers
 
@@ -361,10 +416,10 @@ class Agreement:
         del self._questions[answer, identity]
         return self._to(question.receivers, question.outcome)
 
-    # Snapshots: worker 0 begins and completes them, and chooses the one to resume from
+    # Snapshots: the first worker begins and completes them, and chooses the one to resume from
 
     def _on_captured(self, node: Node, message: dict) -> Sent:
-        self._require_rank_0(node, message)
+        self._require_first(node, message)
         round = message["round"]
         problem = self._snapshots.begin(node, round)
         asked = self._to(self._servers, {"kind": "write_snapshot", "round": round})
@@ -392,12 +447,12 @@ class Agreement:
         return self._snapshot_failed(message["round"], message["text"]) if is_news else []
 
     def _on_snapshot_taken(self, node: Node, message: dict) -> Sent:
-        self._require_rank_0(node, message)
+        self._require_first(node, message)
         self._snapshots.take(node, message["round"])
         return self._to(self._workers, message) + self._demand.over(message["round"], False, self._absent())
 
     def _on_check_snapshot(self, node: Node, message: dict) -> Sent:
-        self._require_rank_0(node, message)
+        self._require_first(node, message)
         question = "snapshot_checked", message["round"]
         if any(answer == "snapshot_checked" for answer, _ in self._questions):
             raise ProtocolError("%s asked to check two snapshots at once" % (node,))
@@ -418,17 +473,17 @@ class Agreement:
         return [sent for _, round in asked for sent in self._answered(node, "snapshot_checked", round)]
 
     def _on_progress(self, node: Node, message: dict) -> Sent:
-        """Worker 0 waits for all nodes, and the others wait for worker 0."""
-        is_rank_0 = node == self._workers[0]
-        return self._to(self._workers[1:] if is_rank_0 else self._workers[:1], message)
+        """The first worker waits for all nodes, and the others wait for it."""
+        is_first = node == self._workers[0]
+        return self._to(self._workers[1:] if is_first else self._workers[:1], message)
 
     def _on_resume(self, node: Node, message: dict) -> Sent:
-        self._require_rank_0(node, message)
+        self._require_first(node, message)
         self.resumed = message["round"]
         return self._to(self._workers, message)
 
     def _on_load_snapshot(self, node: Node, message: dict) -> Sent:
-        self._require_rank_0(node, message)
+        self._require_first(node, message)
         return self._to(self._servers, message)
 
     def _on_joined(self, node: Node, message: dict) -> Sent:
@@ -439,12 +494,18 @@ class Agreement:
         self._joined[node] = message
         steps = {each["step"] for each in self._joined.values()}
         self.is_uneven |= len(steps) > 1
-        if len(self._joined) == len(self._workers):
-            self.joins += 1
-            self.joined_at = max(steps)
-            self._joined.clear()
-        demanded = self._demand.rest() if self._joined else self._demand.go_on(self._absent())
+        over = self._end_join()
+        demanded = self._demand.rest() if self._joined else over
         return self._to(self._workers, message) + self._given_up_snapshot() + demanded
+
+    def _end_join(self) -> Sent:
+        """If all have called it."""
+        if not self._joined or not self._joined.keys() >= set(self._workers):
+            return []
+        self.joins += 1
+        self.joined_at = max(each["step"] for each in self._joined.values())
+        self._joined.clear()
+        return self._demand.go_on(self._absent())
 
     def _absent(self) -> Set[Node]:
         """Workers that come to no end of a step now."""
@@ -456,17 +517,19 @@ class Agreement:
         return self._given_up_snapshot() + self._checks_without(node) + self._demand.drop()
 
     def _given_up_snapshot(self) -> Sent:
-        round = self._snapshots.given_up(set(self._joined))
+        return self._snapshot_without(self._snapshots.given_up(set(self._joined)))
+
+    def _snapshot_without(self, round: Optional[int]) -> Sent:
+        """Of that round there is none, as somebody takes no part any more; None: nothing has changed."""
         return [] if round is None else self._snapshot_failed(round, "")
 
     def _snapshot_failed(self, round: int, text: str) -> Sent:
         failed = {"kind": "snapshot_failed", "round": round, "text": text}
         return self._to(self._workers, failed) + self._demand.over(round, text == "", self._absent())
 
-    @staticmethod
-    def _require_rank_0(node: Node, message: dict) -> None:
-        if node.rank != 0:
-            raise ProtocolError("%s sent a %r message; only worker 0 may" % (node, message["kind"]))
+    def _require_first(self, node: Node, message: dict) -> None:
+        if node != self._workers[0]:
+            raise ProtocolError("%s sent a %r message; only %s may" % (node, message["kind"], self._workers[0]))
 
     # What they have in common
 

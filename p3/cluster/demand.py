@@ -42,9 +42,19 @@ class Demand:
         if node in self._marks:
             raise ProtocolError("%s answered snapshot question %d twice" % (node, number))
         self._marks[node] = round
-        if len(self._marks) < len(self._workers):
-            return []
-        return self._decide(max(self._marks.values()) + 1)
+        return self._decide_if_all_have_told()
+
+    def _decide_if_all_have_told(self) -> Sent:
+        is_whole = self._marks.keys() >= set(self._workers)
+        return self._decide(max(self._marks.values()) + 1) if is_whole else []
+
+    def depart(self, node: Node, was_first: bool, absent: Set[Node]) -> Sent:
+        """A worker is none any more. What is not over goes on without it; if it `was_first`, which begins snapshots,
+        the others may be past the step that was decided on."""
+        if self._marks is None:
+            return self._ask(absent) if was_first and self._round > 0 else []
+        self._marks.pop(node, None)
+        return self._decide_if_all_have_told()
 
     def rest(self) -> Sent:
         """A worker has called join(): what is not over is withdrawn, and asked again later."""

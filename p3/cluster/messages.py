@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping
 from p3.errors import ProtocolError
 from p3.plan.key_plan import REDUCTIONS, UPDATES
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 MAX_BYTES_BEFORE_JOIN = 4 << 10
 MAX_BYTES = 16 << 20
 MAX_GROUPS = 16  # of layers, in a worker's report of its waits
@@ -250,6 +250,7 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     # `predecessor`: the key whose other plan this is; wire_key itself: none.
     "define": {"store": _int, "name": _name, **_PLAN, "predecessor": _int},
     "lost": {"rank": _int},  # to servers: that worker is gone
+    "departed": {"rank": _int},  # to servers and workers: it is, and the job goes on without it
     # To servers: complete its rounds up to these. `skips`: it would have skipped them. `last`: no more will follow, so
     # answer, and let another process of that rank in.
     "fill": {"rank": _int, **_ROUNDS, "skips": _bool, "last": _bool},
@@ -274,7 +275,7 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     "released": {"store": _int},  # all have, and it is gone: its number is free
     "option_agreed": {"store": _int, "name": _str, "value": _flat},
     "counters": {"number": _int, "servers": _list_of(_counters)},  # by the servers' ranks
-    "barrier_done": {"number": _int},
+    "barrier_done": {"number": _int, "departed": _list_of(_int)},  # ranks that were not in it any more
     "write_snapshot": {"round": _int},  # to servers
     "snapshot_wanted": {"number": _int},  # to workers, a question: where are you?
     # And the answer: behind that step; 0: not now. `ends`: and then the job ends.

@@ -29,7 +29,7 @@ class Entry:
         self.link = LinkShare(0.0, 0.0)  # as its last heartbeat has told
         self.reports = Reports()  # for those who watch
         self.left = False
-        self.gone = False  # lost, and perhaps replaced
+        self.gone = False  # lost, and perhaps replaced; of one that has departed, `left` as well
         self.catches_up = False  # takes a lost worker's place, and hears of nothing until it is ready
 
     def __str__(self) -> str:

@@ -7,8 +7,9 @@ The life of a job: nodes join (within P3_RENDEZVOUS_TIMEOUT_S) -> everyone gets 
 (`welcome`) -> everyone has connected to everyone it needs (`ready`) -> `start` -> ... -> every worker has said `bye` ->
 servers are told to `stop` -> they have said `bye`. The first failure anywhere, and the death of any node, ends the
 job instead: all others get its text (`abort`), and the scheduler exits with 1. But with P3_ON_WORKER_LOSS=wait the
-others wait for a lost worker, until another process of its rank has joined (vacancies.py). And a scheduler that has a
-journal leaves it to another one, if it dies (journal.py): the nodes come back to that.
+others wait for a lost worker, until another process of its rank has joined (vacancies.py), and with "continue" they go
+on without it (`departed`). And a scheduler that has a journal leaves it to another one, if it dies (journal.py): the
+nodes come back to that.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from p3.settings import Settings
 log = logging.getLogger("p3.scheduler")
 
 _FAREWELL_S = 2.0  # for nodes to take note of a failure and go
+_SECOND_LOOK_S = 0.25  # a worker that has lost a server ends before we may hear of that server's end
 _NOTED_EVERY = 64  # messages in the journal, a node is told that it can forget them
 _FIRST_MESSAGES = {auth.CONTROL: "join", auth.WATCH: "watch", auth.LOOK: "look"}
 
@@ -315,10 +317,7 @@ class Scheduler:
             if all(other.left for other in self._roster.entries):
                 self._end.set_result(None)
         else:
-            replies = self._agreement.receive(entry.node, message)
-            self._roster.tell_each(replies)
-            if replies and replies[0][1]["kind"] == "stop":
-                asyncio.get_running_loop().call_later(self._settings.timeout_s, self._give_up_servers)
+            self._tell(self._agreement.receive(entry.node, message))
             entry.left = kind == "bye"
             if entry.left:
                 self._report({"state": "left", "rank": entry.node.rank})
@@ -326,6 +325,12 @@ class Scheduler:
                 self._report({"state": "saved", "round": message["round"]})
             if kind in ("bye", "joined", "barrier"):
                 self._vacancies.consider()
+
+    def _tell(self, decided) -> None:
+        """What Agreement has decided."""
+        self._roster.tell_each(decided)
+        if decided and decided[-1][1]["kind"] == "stop":
+            asyncio.get_running_loop().call_later(self._settings.timeout_s, self._give_up_servers)
 
     def _on_ready(self, entry: Entry) -> None:
         if not entry.watched or entry.ready:
@@ -347,6 +352,9 @@ class Scheduler:
 
     def _on_late(self, sender: Node, late: dict) -> None:
         """A lost worker is waited for anyway; who has taken its place is late from then on."""
+        entry = self._roster.find("worker", late["worker"])
+        if entry is not None and entry.gone and self._settings.goes_on_without:
+            return
         now = time.monotonic()
         waited_s = min(late["waited_s"], self._vacancies.filled_for_s(late["worker"], now))
         waited_long = waited_s >= min(self._settings.straggler_s, late["waited_s"])
@@ -406,7 +414,10 @@ class Scheduler:
 
     def _replay(self, entry: Entry, message: dict) -> None:
         try:
-            self._on_message(entry, message)
+            if message["kind"] == "departed":
+                self._let_go(entry, message, "%s: %s was lost." % (self._label, entry))
+            else:
+                self._on_message(entry, message)
         except (ProtocolError, DisagreementError) as error:
             self._fail("%s: %s" % (self._label, error))
 
@@ -426,10 +437,17 @@ class Scheduler:
         return entry
 
     def _give_up_absent(self) -> None:
-        absent = ", ".join(map(str, self._absent()))
-        if absent and not self._end.done():
-            waited = "within %g s of its end" % self._settings.timeout_s
-            self._fail("%s: another scheduler has died, and %s did not come back %s" % (self._label, absent, waited))
+        text = "%s: another scheduler has died, and %%s did not come back within %g s of its end" % (
+            self._label, self._settings.timeout_s,
+        )  # fmt: skip
+        absent = self._absent()
+        if not self._settings.goes_on_without or any(entry.node.role == "server" for entry in absent):
+            if absent:
+                self._fail(text % ", ".join(map(str, absent)))
+            return
+        for entry in absent:
+            entry.gone = True
+            self._depart(entry, text % entry + ".")
 
     # Deadlines
 
@@ -466,12 +484,43 @@ class Scheduler:
             done = "round %d" % entry.last_round if entry.last_round else "no round"
             heard = "; when last heard from, it had completed %s" % done
         text = "%s: %s %s%s. See its log." % (self._label, entry, what, heard)
-        if not self._settings.replaces_workers or entry.node is None or entry.node.role != "worker":
+        if not self._settings.outlives_workers or entry.node is None or entry.node.role != "worker":
             self._fail(text)
         elif not self._started.is_set():
-            self._fail(text + " It cannot be replaced: the job had not started yet.")
-        elif not self._end.done():
+            self._fail(text + " The job cannot do without it: it had not started yet.")
+        elif self._settings.replaces_workers and not self._end.done():
             self._vacancies.lose(entry, text)
+        elif not self._end.done():
+            entry.gone = True
+            if entry.stream is not None:
+                entry.stream.abort()
+            asyncio.get_running_loop().call_later(_SECOND_LOOK_S, self._depart, entry, text)
+
+    # Going on without a worker
+
+    def _depart(self, entry: Entry, text: str) -> None:
+        """`text`: how it was lost."""
+        if self._end.done():
+            return
+        departed = {"kind": "departed", "rank": entry.node.rank}
+        if self._journal is not None and not self._is_replaying:
+            self._journal.add(entry.node, departed)
+            self._look_at_journal()
+        self._let_go(entry, departed, text)
+
+    def _let_go(self, entry: Entry, departed: dict, text: str) -> None:
+        entry.gone = entry.left = True
+        try:
+            told = self._agreement.depart(entry.node)
+        except DisagreementError as error:
+            self._fail("%s The job cannot go on without it: %s." % (text, error))
+            return
+        if not self._is_replaying:
+            log.warning("%s The others go on without it.", text)
+        self._report({"state": "departed", "rank": entry.node.rank})
+        for role in ("server", "worker"):
+            self._roster.tell_all(role, departed)
+        self._tell(told)
 
     def _fail(self, text: str) -> None:
         """The first failure is the job's; what follows is mostly its consequence."""

@@ -1,9 +1,9 @@
 """Which parts of a snapshot are written: the scheduler's book of them. No I/O.
 
-Worker 0 begins a snapshot when the servers hold their copies; the other workers may have reported their parts before.
-It is whole when every node has reported and worker 0 has completed it. It is given up when a node says that it cannot
-write its part; when one that has not reported takes no part any more, as it has joined or left, or has taken a lost
-one's place behind that round; or when worker 0 begins the next one.
+The first worker begins a snapshot when the servers hold their copies; the other workers may have reported their parts
+before. It is whole when every node has reported and the first worker has completed it. It is given up when a node says
+that it cannot write its part; when one that has not reported takes no part any more, as it has joined or left, or has
+taken a lost one's place behind that round; or when the first worker begins the next one, or has departed.
 """
 
 from __future__ import annotations
@@ -13,24 +13,27 @@ from typing import Dict, List, Optional, Sequence, Set
 from p3.cluster.node import Node
 from p3.errors import ProtocolError
 
-_MAX_AHEAD = 4  # snapshots that a worker may report before worker 0 begins them; rounds need both, so it is hardly one
+_MAX_AHEAD = 4  # snapshots that a worker may report before they are begun; rounds need both, so it is hardly one
 
 
 class SnapshotParts:
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        self._nodes = set(nodes)
-        self._round = 0  # of the snapshot that worker 0 has begun last
+    def __init__(self, workers: Sequence[Node], servers: Sequence[Node]) -> None:
+        self._first, self._nodes = workers[0], {*workers, *servers}
+        self._round = 0  # of the snapshot that was begun last
+        self._begun_by: Optional[Node] = None
         self._reported: Dict[int, Dict[Node, dict]] = {}  # by round; of those that have not ended
-        self._failed: Dict[int, str] = {}  # of those that worker 0 has not begun: why they cannot be whole
-        self._is_written = False  # all parts of the last one are; worker 0 completes it
+        self._failed: Dict[int, str] = {}  # of those that were not begun: why they cannot be whole
+        self._is_written = False  # all parts of the last one are; it is to be completed
         self._came_at: Dict[Node, int] = {}  # who has taken a lost one's place: the round behind which it begins
         self._left: Set[Node] = set()
 
     def begin(self, node: Node, round: int) -> Optional[str]:
-        """Why it cannot be whole, if that is known already."""
+        """Why it cannot be whole, if that is known already; "": a first worker that has departed had begun it."""
+        if round == self._round and node != self._begun_by:
+            return ""
         if round <= self._round:
             raise ProtocolError("%s began the snapshot of round %d after that of %d" % (node, round, self._round))
-        self._round, self._is_written = round, False
+        self._round, self._begun_by, self._is_written = round, node, False
         for other in [other for other in self._reported if other < round]:
             del self._reported[other]
         self._reported.setdefault(round, {})
@@ -42,6 +45,21 @@ class SnapshotParts:
 
     def leave(self, node: Node) -> None:
         self._left.add(node)
+
+    def depart(self, node: Node) -> Optional[int]:
+        """It is no part of the job any more. The round of the snapshot that has become impossible, if one has: which
+        lacks its part, or which it was to complete."""
+        self._nodes.discard(node)
+        if node == self._first:
+            self._first = min(each for each in self._nodes if each.role == "worker")
+            under_way = self._round in self._reported or self._is_written
+            self._reported.pop(self._round, None)
+            self._is_written = False
+            return self._round if under_way else None
+        if node in self._reported.get(self._round, {node}):
+            return None
+        del self._reported[self._round]
+        return self._round
 
     def has_left(self, node: Node) -> bool:
         return node in self._left
@@ -69,16 +87,16 @@ class SnapshotParts:
         if is_early or node in parts or len(self._reported) > _MAX_AHEAD:
             self._refuse(node, round)
         parts[node] = {"role": node.role, "rank": node.rank, "bytes": size, "sha256": sha256}
-        if parts.keys() != self._nodes:
+        if not parts.keys() >= self._nodes:
             return None
         del self._reported[round]
         self._is_written = True
         return [parts[each] for each in sorted(parts)]
 
     def fail(self, node: Node, round: int, text: str) -> bool:
-        """This node cannot write its part, or worker 0 not complete the snapshot. Whether that is the end of it, of
-        which nobody has heard yet."""
-        if round > self._round and (node.role, node.rank) == ("worker", 0):
+        """This node cannot write its part, or the first worker not complete the snapshot. Whether that is the end of
+        it, of which nobody has heard yet."""
+        if round > self._round and node == self._first:
             self.begin(node, round)  # and it ends with that
         if round > self._round:
             if node.role == "server":
@@ -93,7 +111,7 @@ class SnapshotParts:
         return True
 
     def take(self, node: Node, round: int) -> None:
-        """Worker 0 has completed it."""
+        """The first worker has completed it."""
         if round != self._round or not self._is_written:
             self._refuse(node, round)
         self._is_written = False

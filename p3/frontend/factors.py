@@ -107,7 +107,7 @@ class FactoredLayer:
         rule = Rule(self._session.placement, self._session.slice_elements)
         why = why_not or rule.why_dense(self.route, of_worker)
         self.has_factors = not why
-        if self._session.rank != 0:
+        if not self._session.is_first:
             return
         if why:
             log.info("%s stays dense: %s", self.name, why)

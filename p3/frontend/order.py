@@ -96,7 +96,7 @@ class Order:
         if new:
             self._known.update(new)
             self._first = self._first + new
-        announced = self._session.orders.of(self._store) if self._session.rank > 0 else []
+        announced = self._session.orders.of(self._store) if not self._session.is_first else []
         if announced:
             self.names = announced
         elif new or self._is_worth_a_change():

@@ -51,7 +51,7 @@ class KeyRounds(ABC):
         self._array = array
         self._session = session
         session.waits.expect(key)  # land() notes them
-        self._rescale = 1.0 / session.num_workers
+        self._rescale = 1.0 if key.axes.reduction == "mean" else 1.0 / session.num_workers
         self._rounds = 0  # of this worker, begun
         self._under_way: Optional[Round] = None
         self._before: Optional[Round] = None  # with staleness: one that a step has not waited for

@@ -71,5 +71,5 @@ def next_of(session: Session, completions: Completions, timeout_s: float = math.
 def from_rank_0(session: Session, key: Key, value: np.ndarray) -> np.ndarray:
     """Rank 0's `value`, on every worker at the same point: the key's first value, or another one. Waits for it."""
     landing = np.empty_like(value)
-    session.wait([session.init(key, value if session.rank == 0 else None, landing)])
+    session.wait([session.init(key, value if session.is_first else None, landing)])
     return landing

@@ -57,6 +57,8 @@ class Weights(snapshots.Trainer):
         for option, value in self._compression.of_store.options.items():
             session.set_option(self._store, option, value)
         session.set_optimizer(self._store, optimizer)
+        if session.goes_on_without:
+            session.set_option(self._store, "reduction", {"type": "mean"})
         self._weights = {name: self._declare(name, first[name]) for name in first}
         for place, one in enumerate(self._weights.values()):
             one.priority = -place if settings.priority != "off" else 0  # until a step gives another
@@ -144,7 +146,7 @@ class _Weight(KeyRounds):
     def init(self, first: np.ndarray) -> None:
         """Rank 0's first value, or the snapshot's. Waits for nothing."""
         value = self._session.first_value(self.key)
-        if value is None and self._session.rank == 0:
+        if value is None and self._session.is_first:
             value = first
         self._under_way = Round(self._session.init(self.key, value, self._array, self.priority), self._take_value)
 

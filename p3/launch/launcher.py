@@ -59,6 +59,7 @@ class Launcher:
         self._job = {"DMLC_NUM_WORKER": str(num_workers), "DMLC_NUM_SERVER": str(num_servers), "P3_SIGNALS": "0"}
         self._command: Sequence[str] = ()
         self._status: Optional[Status] = None
+        self._noted: Optional[asyncio.Future] = None  # of who waits for the scheduler to report anything
         self._schedulers: Optional[Schedulers] = None
         self._telling: Optional[Telling] = None  # of the job while it runs
         self._secret = secrets.token_hex(32)
@@ -71,6 +72,7 @@ class Launcher:
         self._workers: Dict[int, Task] = {}  # where each is now, or was last
         self._joining: Set[int] = set()  # started anew, and not in its place yet
         self._left: Set[int] = set()  # that have said goodbye: the job has no place for them any more
+        self._departed: Set[int] = set()  # that were lost, and the job goes on without them
         self._in_place_since: Dict[int, float] = {}
         self._waiting: Set[asyncio.Task] = set()  # each to start one when its pause is over
         self.began_at: Optional[float] = None  # all were connected
@@ -193,6 +195,9 @@ class Launcher:
             self._telling.begin()
         elif state == "lost" and status["rank"] not in self._joining:  # else the loss is its predecessor's
             self._end_lost(status["rank"])
+        elif state == "departed" and status["rank"] not in self._departed:
+            self._departed.add(status["rank"])
+            self._end_lost(status["rank"])
         elif state == "left":
             self._left.add(status["rank"])
             if status["rank"] in self._joining:  # it was lost behind its goodbye, of which we hear later
@@ -206,6 +211,9 @@ class Launcher:
             self._cooling.did_well(self._workers[status["rank"]].host)
         elif state == "failed" and not self._ends_all:  # else it lost those that we have ended
             self._job_failure = status["text"]
+        if self._noted is not None:
+            self._noted.set_result(None)
+            self._noted = None
 
     # Ending
 
@@ -221,13 +229,12 @@ class Launcher:
             done -= restarted
             for ended in [task.result() for task in restarted]:
                 self._running.remove(ended)
-                again = self._restart_scheduler if ended.task is _SCHEDULER else self._restart
-                ending.add(asyncio.ensure_future(again(ended)))
+                ending.add(asyncio.ensure_future(self._go_on_behind(ended)))
             if any(task.result().task is _SCHEDULER for task in done):
                 self._schedulers.close()  # who comes now is refused at once
             if not done and (timeout_s is None or restarted):
                 continue
-            failed = [task.result() for task in done if task.result().process.returncode != 0]
+            failed = [task.result() for task in done if self._has_failed(task.result())]
             if failed:
                 if not self._has_begun:
                     at_fault = failed + [running for running in self._running if not running.process.has_begun]
@@ -237,15 +244,29 @@ class Launcher:
                 if ending and (self._has_begun or self._job_failure is not None):
                     await asyncio.wait(ending, timeout=_LAST_WORDS_S)
                     self._status.read()
-                return min((r for r in self._running if r.process.returncode), key=self._unlikelihood)
+                return min((r for r in self._running if self._has_failed(r)), key=self._unlikelihood)
             if not done:  # servers and scheduler outlive the workers
                 return None
+            for ended in [task.result() for task in done if self._is_departed(task.result().task)]:
+                self._say("%s; the job goes on without it" % ended.obituary())
             workers_left -= sum(task.result().task.role == "worker" for task in done)
             if workers_left == 0:
                 if not self._has_begun:
                     return None
                 timeout_s = self._settings.timeout_s + _LAST_WORDS_S
         return None
+
+    def _has_failed(self, ended: Running) -> bool:
+        return bool(ended.process.returncode) and not self._is_departed(ended.task)
+
+    def _is_departed(self, task: Task) -> bool:
+        return task.role == "worker" and task.rank in self._departed
+
+    async def _go_on_behind(self, ended: Running) -> Running:
+        """Until the end of what takes its place, or of `ended` itself, if nothing does."""
+        if ended.task is _SCHEDULER:
+            return await self._restart_scheduler(ended)
+        return await (self._hear_of(ended) if self._settings.goes_on_without else self._restart(ended))
 
     async def _restart_scheduler(self, ended: Running) -> Running:
         """Until the end of the one that takes its place."""
@@ -265,11 +286,23 @@ class Launcher:
             if (running.task.role, running.task.rank) == ("worker", rank) and running.process.returncode is None:
                 running.process.signal(signal.SIGKILL)
 
+    async def _hear_of(self, ended: Running) -> Running:
+        """Until the scheduler has said what becomes of the job, which has lost that worker."""
+        self._running.append(ended)
+        ended.process.signal(signal.SIGKILL)  # what it left behind in its group
+        deadline = time.monotonic() + self._settings.timeout_s + _LAST_WORDS_S
+        while self._job_failure is None and not self._is_departed(ended.task) and time.monotonic() < deadline:
+            self._noted = self._noted or asyncio.get_running_loop().create_future()
+            await asyncio.wait({self._noted}, timeout=deadline - time.monotonic())
+        return ended
+
     def _may_restart(self, ended: Running) -> bool:
         if ended.process.returncode == 0 or not self._has_begun or self._job_failure is not None:
             return False
         if ended.task is _SCHEDULER:
             return self._schedulers.may_start_again
+        if self._settings.goes_on_without:
+            return ended.task.role == "worker" and not {ended.task.rank} & (self._left | self._departed)
         return (
             ended.task.role == "worker"
             and ended.task.rank not in self._left

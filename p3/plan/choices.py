@@ -84,6 +84,7 @@ VECTOR = Choice("a key of one dimension", "a bias, a scale")
 
 SNAPSHOTS = Choice("snapshots", "`P3_SNAPSHOT_DIR`", "P3_SNAPSHOT_DIR is set")
 REPLACED = Choice("replacing lost workers", "`P3_ON_WORKER_LOSS=wait`", "P3_ON_WORKER_LOSS=wait is set")
+LEAVING = Choice("going on without lost workers", "`P3_ON_WORKER_LOSS=continue`", "P3_ON_WORKER_LOSS=continue is set")
 AGGREGATION = Choice("local aggregation", "`P3_LOCAL_AGGREGATION=1`", "P3_LOCAL_AGGREGATION")
 CHECK = Choice("P3_CHECK", "in PyTorch")
 
@@ -116,6 +117,7 @@ AWAITED = Choice("updates of all parameters in step()", "`DistributedOptimizer(s
 JOINT = Choice("an update that looks at all parameters", "torch.optim.LBFGS")
 LOCAL_STEPS = Choice("local steps", "[`p3.torch.LocalSteps`, `p3.LocalSteps`](local-steps.md)")
 CLIPPED = Choice("clipping of the mean gradients", "`DistributedOptimizer(max_grad_norm=...)`")
+TRAINERS = Choice("a trainer's loop", "`p3.transformers`, `p3.accelerate`, `p3.lightning`")
 CLOSURE = Choice("steps with a closure", "`optimizer.step(closure)`")
 
 
@@ -187,8 +189,13 @@ def of_key(
     return [of_staleness(staleness), *[ROWS] * sparse, *[FACTORS] * gathered, *[NORM] * norm, *content]
 
 
-def of_job(takes_snapshots: bool, replaces_workers: bool) -> List[Choice]:
-    return [*[SNAPSHOTS] * takes_snapshots, *[REPLACED] * replaces_workers]
+def of_losses(on_worker_loss: str) -> List[Choice]:
+    """P3_ON_WORKER_LOSS."""
+    return {"fail": [], "wait": [REPLACED], "continue": [LEAVING]}[on_worker_loss]
+
+
+def of_job(takes_snapshots: bool, on_worker_loss: str) -> List[Choice]:
+    return [*[SNAPSHOTS] * takes_snapshots, *of_losses(on_worker_loss)]
 
 
 def of_plan(plan: KeyPlan) -> List[Choice]:

@@ -13,10 +13,10 @@ from typing import Iterator, NamedTuple, Optional, Tuple
 
 from p3.plan.choices import (
     ADDED_UP, AGGREGATION, AVERAGE, AWAITED, BY_SERVERS, BY_STEPS, BY_WORKERS, CHECK, CLIPPED, CLIPPING, CLOSURE,
-    Choice, DENSE, DGC, ENCODED, ENCODED_BACK, FACTORS, GPU, INDEPENDENT, JOIN, JOINT, LATE_SCALER, LOCAL_STEPS,
-    LOW_RANK, MEAN, MOVING, MXNET, NAMED_SCALER, NORM, NOT_FLOAT32, NO_RULE, OTHER_RULE, PLAIN, RELEASE, REPLACED,
-    RESIDUAL, RESIDUAL_BACK, ROWS, SCALER, SGD, SHOWN_MEANS, SNAPSHOTS, STALE, STATE_FILES, STEPS_TAKEN, TORCH,
-    UNAWAITED, UNNAMED_SCALER, VECTOR, WEIGHTS, WHOLE_NUMBERS, of_plan,
+    Choice, DENSE, DGC, ENCODED, ENCODED_BACK, FACTORS, GPU, INDEPENDENT, JOIN, JOINT, LATE_SCALER, LEAVING,
+    LOCAL_STEPS, LOW_RANK, MEAN, MOVING, MXNET, NAMED_SCALER, NORM, NOT_FLOAT32, NO_RULE, OTHER_RULE, PLAIN, RELEASE,
+    REPLACED, RESIDUAL, RESIDUAL_BACK, ROWS, SCALER, SGD, SHOWN_MEANS, SNAPSHOTS, STALE, STATE_FILES, STEPS_TAKEN,
+    TORCH, TRAINERS, UNAWAITED, UNNAMED_SCALER, VECTOR, WEIGHTS, WHOLE_NUMBERS, of_plan,
 )  # fmt: skip
 from p3.plan.key_plan import KeyPlan
 
@@ -157,6 +157,18 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
               "Leave the layer out of p3.factors"),
     Exclusion(CLIPPING, (SCALER,), "the norm that the servers tell is of gradients that have the scale of the loss",
               "Leave set_clipping() out, and call gluon.utils.clip_global_norm behind amp.unscale"),
+    Exclusion(LEAVING, (STALE,), "a gradient updates the weights by itself, and not as one of so many",
+              "Unset P3_ON_WORKER_LOSS, or set staleness to 0"),
+    Exclusion(LEAVING, (DGC, LOW_RANK), "each worker divides by the number of workers itself, which would be another "
+              "one", "Use another compression, or unset P3_ON_WORKER_LOSS"),
+    Exclusion(LEAVING, (FACTORS,), "every worker needs the factors of every other one",
+              "Unset P3_ON_WORKER_LOSS, or %s" % _LEAVE_OUT),
+    Exclusion(LEAVING, (TRAINERS,), "it gathers batches and metrics by torch.distributed, which fails with a worker",
+              "Unset P3_ON_WORKER_LOSS, and let the job start again from a snapshot: p3 run --restarts"),
+    Exclusion(LEAVING, (AGGREGATION,), "what a worker had added up for others would be lost with it",
+              "Leave P3_LOCAL_AGGREGATION unset"),
+    Exclusion(LEAVING, (MOVING,), "rows that move would be lost with a worker",
+              "Set P3_PARTITIONS, before the key is declared; or unset P3_ON_WORKER_LOSS"),
     Exclusion(REPLACED, (NO_RULE,), "the workers have the weights, and a lost one has taken them with it",
               "Let the servers update (update_on_kvstore=True, and an optimizer that they know), or unset "
               "P3_ON_WORKER_LOSS"),
@@ -187,7 +199,7 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
               'Take "topk" or "int4" as codec'),
     Exclusion(LOCAL_STEPS, (LOW_RANK,), "lowrank is for gradients, and what travels are differences of weights",
               'Take "topk" or "int4" as codec'),
-    Exclusion(LOCAL_STEPS, (REPLACED,), "a lost worker has taken its local weights with it",
+    Exclusion(LOCAL_STEPS, (REPLACED, LEAVING), "a lost worker has taken its local weights with it",
               "Unset P3_ON_WORKER_LOSS, and let the job start again from a snapshot: p3 run --restarts"),
     Exclusion(LOCAL_STEPS, (FACTORS,), "no gradients travel, whose factors these are",
               "Leave p3.torch.factors out"),
@@ -253,7 +265,7 @@ def contradiction(plan: KeyPlan) -> str:
 # docs/strategies.md
 
 _COLUMNS = (STALE, ENCODED, ENCODED_BACK, DGC, LOW_RANK, FACTORS, ROWS, AVERAGE)
-_BESIDE = (*_COLUMNS, SGD, OTHER_RULE, NO_RULE, SNAPSHOTS, REPLACED, AGGREGATION, MOVING)
+_BESIDE = (*_COLUMNS, SGD, OTHER_RULE, NO_RULE, SNAPSHOTS, REPLACED, LEAVING, AGGREGATION, MOVING)
 
 
 def tables() -> str:

@@ -37,8 +37,8 @@ DROP_AGAIN_S = 0.002  # all that a store has sent has arrived, and the sender's 
 
 
 def apply(core: P3Server, message: dict) -> Optional[dict]:
-    """Applies a `define`, `drop`, `set_option` or `count_for` message to the core; returns the answer, if there is one.
-    ValueError if it makes no sense."""
+    """Applies a `define`, `drop`, `departed`, `set_option` or `count_for` message to the core; returns the answer, if
+    there is one. ValueError if it makes no sense."""
     if message["kind"] == "define":
         plan = KeyPlan.of(message)
         problem = combinations.contradiction(plan)
@@ -60,6 +60,8 @@ def apply(core: P3Server, message: dict) -> Optional[dict]:
         return {"kind": "counted", "worker": message["worker"], "number": message["number"], "counters": counters}
     if message["kind"] == "drop":
         core.drop(message["wire_key"])
+    if message["kind"] == "departed":
+        core.dismiss_worker(message["rank"])
     return None
 
 
@@ -94,7 +96,7 @@ async def _serve(settings: Settings) -> None:
                 threads=settings.server_threads,
                 machines=member.placement.workers,
                 local_aggregation=settings.local_aggregation,
-                outlives_workers=settings.replaces_workers,
+                outlives_workers=settings.outlives_workers,
                 heartbeat_s=settings.heartbeat_s,
                 timeout_s=settings.timeout_s,
                 trace_fd=fd_of(Recording.of(settings, member.node)),

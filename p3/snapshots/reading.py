@@ -65,7 +65,9 @@ class Snapshot:
         self._folder = files.folder_of(directory, round)
         self._manifest = self._read_manifest()
         self.keys: List[dict] = self._manifest["keys"]
-        self.workers = len(self.part_names("worker"))
+        # By rank; but workers may have departed, and the others keep their names.
+        self.worker_names = sorted(self.part_names("worker"), key=lambda name: int(name.rpartition("-")[2]))
+        self.workers = len(self.worker_names)
         self._files: Dict[str, Any] = {}
         self._where: Dict[str, str] = {}  # of each tensor of a server: which part
 
@@ -149,8 +151,8 @@ class Snapshot:
             return np.fromfile(plain, np.uint16, (end - begin) // 2, offset=begin)
 
     def worker(self, rank: int) -> Tuple[Dict[str, Any], Dict[str, str]]:
-        """(tensors, metadata) that the worker gave write_part."""
-        file = self._file("worker-%d" % rank)
+        """(tensors, metadata) that the worker of that rank, of `workers`, gave write_part."""
+        file = self._file(self.worker_names[rank])
         return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
 
     def _tensors(self, key: dict, part: int) -> List[Tuple[str, int]]:

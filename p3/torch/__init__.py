@@ -9,7 +9,7 @@ Start the script with `p3 run -n 4 -s 4 python train.py`, or alone: then it trai
 
 from __future__ import annotations
 
-from typing import Dict
+from typing import Dict, Tuple
 
 try:
     import torch
@@ -36,8 +36,8 @@ from p3.torch.start import job as _job
 
 __all__ = [
     "DistributedOptimizer", "GradScaler", "LocalSteps", "all_gather_object", "all_reduce", "barrier",
-    "broadcast_object", "factors", "local_rank", "local_size", "process_group", "rank", "resume", "size",
-    "snapshot", "stats",
+    "broadcast_object", "factors", "local_rank", "local_size", "members", "process_group", "rank", "resume",
+    "size", "snapshot", "stats",
 ]  # fmt: skip
 
 _ddp.refuse()
@@ -51,6 +51,13 @@ def rank() -> int:
 def size() -> int:
     """Number of workers in the job."""
     return _job.current().num_workers
+
+
+def members() -> Tuple[int, ...]:
+    """The ranks of all workers that are part of the job: all, without those that have departed where lost workers do
+    not end it (P3_ON_WORKER_LOSS=continue). The same on every worker: all call it at the same point, where data is
+    shared out anew, and it waits for them."""
+    return _job.current().agree_on_members()
 
 
 def local_rank() -> int:

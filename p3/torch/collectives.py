@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import weakref
-from typing import Any, Dict, List, MutableMapping, Tuple
+from typing import Any, Dict, List, MutableMapping, Optional, Tuple
 
 import numpy as np
 import torch
@@ -48,17 +48,18 @@ def all_reduce(tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
     session = job.current()
     own = tensor.detach().to("cpu", getattr(torch, _WIDE[floating])).reshape(-1).numpy()
     _require_alike(session, len(own), floating)
-    total = torch.from_numpy(_sum(session, own)).reshape(tensor.shape)
     if op == "mean":
-        total = total / session.num_workers
-    return total.to(tensor.device, tensor.dtype)
+        *_, workers = total = _sum(session, np.append(own, 1.0))
+        total = total[:-1] / workers
+    else:
+        total = _sum(session, own)
+    return torch.from_numpy(total).reshape(tensor.shape).to(tensor.device, tensor.dtype)
 
 
 def _require_alike(session: Session, elements: int, floating: bool) -> None:
     """ValueError on all workers, unless all give as many elements, and none or all of them floating-point ones: else
     they would wait for each other in sums of different keys, or sum what does not belong together."""
-    lengths, squares, floats = _sum(session, np.array([elements, elements**2, floating], np.int64))
-    size = session.num_workers
+    lengths, squares, floats, size = _sum(session, np.array([elements, elements**2, floating, 1], np.int64))
     if lengths**2 != squares * size or floats not in (0, size):
         raise ValueError("all_reduce: all workers must give tensors of one shape and type; this one has given %d %s"
                          % (elements, "floating-point numbers" if floating else "integers"))  # fmt: skip
@@ -68,22 +69,28 @@ def broadcast_object(value: Any = None, src: int = 0) -> Any:
     """Worker `src`'s `value` on every worker. What the others pass does not matter.
 
     None, a bool, an int, a float, a string, or lists and dicts (with strings as keys) of these; ValueError names what
-    is none of them, as no pickle is read from a socket.
+    is none of them, as no pickle is read from a socket. ValueError on all workers, too, if `src` has departed.
     """
     session = job.current()
     if not 0 <= src < session.num_workers:
         raise ValueError("src is %r; the workers are 0 to %d" % (src, session.num_workers - 1))
-    return _gathered(session, [src], value)[0]
+    (text,) = _gathered(session, [src], value)
+    if text is None:
+        raise ValueError("src is %d, and that worker has departed" % src)
+    return json.loads(text)
 
 
 def all_gather_object(value: Any) -> List[Any]:
-    """Every worker's `value`, by rank, on every worker. Values as in broadcast_object()."""
+    """Every worker's `value`, by rank, on every worker; None in the place of one that has departed. Values as in
+    broadcast_object()."""
     session = job.current()
-    return _gathered(session, range(session.num_workers), value)
+    texts = _gathered(session, range(session.num_workers), value)
+    return [None if text is None else json.loads(text) for text in texts]
 
 
-def _gathered(session: Session, ranks: Any, value: Any) -> List[Any]:
-    """Those ranks' values: first how long each is, and then all their texts, one behind the other."""
+def _gathered(session: Session, ranks: Any, value: Any) -> List[Optional[bytes]]:
+    """Those ranks' values as texts, None of who has departed: first how long each is, and then all, one behind the
+    other."""
     places = {rank: place for place, rank in enumerate(ranks)}
     lengths, text, problem = np.zeros(len(places), np.int64), np.empty(0, np.uint8), None
     if session.rank in places:
@@ -104,7 +111,7 @@ def _gathered(session: Session, ranks: Any, value: Any) -> List[Any]:
         end = int(ends[places[session.rank]])
         texts[end - len(text) : end] = text
     texts = _sum(session, texts).astype(np.uint8)
-    return [json.loads(bytes(one)) for one in np.split(texts, ends[:-1])]
+    return [bytes(one) if one.any() else None for one in np.split(texts, ends[:-1])]
 
 
 def _encoded(value: Any) -> bytes:

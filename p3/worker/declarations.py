@@ -31,7 +31,7 @@ class Declarations:
         wanted = self._wanted(key)
         asked = (choices.of_compression(wanted["compression"]), choices.of_reduction(wanted["reduction"]),
                  choices.of_value_compression(wanted["value_compression"]))  # fmt: skip
-        of_job = choices.of_job(self._link.settings.snapshot_dir is not None, self._link.replaces_workers)
+        of_job = choices.of_job(self._link.settings.snapshot_dir is not None, self._link.on_worker_loss)
         rule = []  # others hear of it at the first push
         if key.is_norm:
             rule = [choices.of_optimizer(self._options.wanted(key.store, "optimizer"))]
@@ -59,7 +59,7 @@ class Declarations:
         applying = {"compression": key.axes.codec or key.rank, "value_compression": key.axes.value_codec}
         for option, value in key.options.items():
             one = key.store, option, repr(value)
-            if self._session.rank != 0 or not value or not applying[option] or one in self._warned:
+            if not self._session.is_first or not value or not applying[option] or one in self._warned:
                 continue
             self._warned.add(one)
             say_lossy(self._session.label, option, "key %r of store %d, and others so," % (key.name, key.store), value)
@@ -116,6 +116,6 @@ class Declarations:
     def _say_if_left_out(self, key: Key) -> None:
         """What of the compression asked for does not apply to it. Small keys, as biases are, go without saying."""
         compression = choices.of_compression(self._wanted(key)["compression"])
-        if self._session.rank == 0 and compression == choices.DGC and len(key.shape) > 1 and not key.axes.codec:
+        if self._session.is_first and compression == choices.DGC and len(key.shape) > 1 and not key.axes.codec:
             text = combinations.yielding(compression, *self._choices(key))
             log.warning("%s: key %r: %s", self._session.label, key.name, text)

@@ -20,7 +20,7 @@ class Orders:
     def announce(self, store: int, names: Sequence[Name]) -> None:
         """Rank 0 tells all workers. Elsewhere it does nothing."""
         self._session.check()
-        if self._session.rank == 0:
+        if self._session.is_first:
             self._link.send({"kind": "order", "store": store, "names": list(names)})
 
     def of(self, store: int) -> List[Name]:

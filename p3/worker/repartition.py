@@ -50,13 +50,13 @@ class Repartition:
 
     def request(self, key: Key, partitions: int) -> None:
         session = self._session
-        if session.rank != 0 or not key.sparse or not 1 <= partitions <= key.shape[0]:
+        if not session.is_first or not key.sparse or not 1 <= partitions <= key.shape[0]:
             raise ValueError(
                 "%s: key %r cannot get %r partitions: only rank 0 cuts sparse keys anew, into at most their rows"
                 % (session.label, key.name, partitions)
             )
         chosen = [choices.MOVING, choices.of_staleness(key.staleness)]
-        chosen += choices.of_job(takes_snapshots=False, replaces_workers=self._link.replaces_workers)
+        chosen += choices.of_losses(self._link.on_worker_loss)
         chosen += [choices.NORM] * session.keys.have_norm(key.store)
         combinations.require("%s: key %r" % (session.label, key.name), *chosen)
         if self.is_moving(key):

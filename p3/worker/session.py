@@ -2,7 +2,7 @@
 
     with Session.open() as session:                       # embedded without DMLC_*, else joins as worker
         key = session.declare("w", (3, 4), "float32")
-        session.init(key, first_value if session.rank == 0 else None, landing).wait(60)
+        session.init(key, first_value if session.is_first else None, landing).wait(60)
         session.pushpull(key, gradient, landing, priority=0, lr=0.1).wait(60)   # landing holds the new value
 
 What blocks: open(), set_option(), set_strategy(), release(), barrier(), server_counters() and close(), each with a
@@ -35,6 +35,7 @@ from p3.worker.key import NORM, FactorShape, Key, Name, checked, require_array
 from p3.worker.keys import Keys
 from p3.worker.links.link import Link
 from p3.worker.lowrank.matrices import Matrices
+from p3.worker.members import Members
 from p3.worker.orders import Orders
 from p3.worker.questions import Barriers, ServerCounters
 from p3.worker.repartition import Repartition
@@ -64,6 +65,7 @@ class Session(Control):
         self.describe_optimizers: Callable[[], Optional[dict]] = lambda: None  # as JSON can carry it, for a successor
         self._caught_up = self.past is None  # all of the past has been told
         self.handle("caught_up", self._on_caught_up)
+        self._members = Members(self, link)
         self.orders = Orders(self, link)
         self._repartition = Repartition(self, link)
         self._options = StoreOptions(self, link, self._repartition)
@@ -397,6 +399,24 @@ class Session(Control):
         """
         self.check()
         self._barriers.enter(of)
+
+    @property
+    def members(self) -> Tuple[int, ...]:
+        """The ranks of all workers that are part of the job, as this one knows by now: all, without those that have
+        departed (P3_ON_WORKER_LOSS=continue). At one moment, workers may know of different ones: agree_on_members()."""
+        return self._members.ranks
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker does what one does for all: it gives first values, and completes snapshots. Rank 0, or if
+        that has departed, the lowest rank that has not."""
+        return self._members.is_first
+
+    def agree_on_members(self) -> Tuple[int, ...]:
+        """The members, the same on every worker: a barrier, which all call at the same point. Who departs later is one
+        of them still. Blocks as barrier() does."""
+        self.check()
+        return self._barriers.enter("agree_on_members()")
 
     # Snapshots
 

@@ -76,7 +76,7 @@ class StoreOptions:
                 % (self._session.label, strategy.path, store, _MOST_BYTES_OF_STRATEGY >> 20)
             )
         value = {"sha256": strategy.sha256}
-        told = {**value, "text": text, "path": sendable(strategy.path)} if self._session.rank == 0 else value
+        told = {**value, "text": text, "path": sendable(strategy.path)} if self._session.is_first else value
         self._set(store, planner.STRATEGY, value, told)
 
     def _set(self, store: int, name: str, value: Dict[str, Any], told: Dict[str, Any]) -> None:
@@ -94,7 +94,7 @@ class StoreOptions:
                 text = combinations.yielding(choices.AGGREGATION, choices.of_compression(value))
                 if text:
                     log.info("%s: store %d: %s", session.label, store, text)
-            if name in planner.OF_KEYS and session.rank == 0:
+            if name in planner.OF_KEYS and session.is_first:
                 say_lossy(session.label, name, "store %d" % store, value)
             self._link.send({"kind": "option", "store": store, "name": name, "value": told})
         elif before != value:

@@ -43,7 +43,7 @@ class Stores:
     def release(self, store: int) -> None:
         """See Session.release."""
         session = self._session
-        of_job = choices.of_job(takes_snapshots=False, replaces_workers=self._link.replaces_workers)
+        of_job = choices.of_losses(self._link.on_worker_loss)
         combinations.require("%s: store %d" % (session.label, store), choices.RELEASE, *of_job)
         if store not in self._asked:  # a second call waits on
             if any(self._is_captured(key) for key in self._keys.of(store)):
@@ -71,7 +71,7 @@ class Stores:
             )
 
     def _what_is_missing(self, store: int) -> str:
-        ranks = set(range(self._session.num_workers)) - self._workers.get(store, set())
+        ranks = set(self._session.members) - self._workers.get(store, set())
         if not ranks:
             return "for the servers to drop store %d" % store
         labels = ", ".join(self._link.label_of(rank) for rank in sorted(ranks))

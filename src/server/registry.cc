@@ -15,6 +15,7 @@ void Registry::define(const KeyPlan& plan, std::string name, int store) {
   auto entry = std::make_unique<Entry>();
   ServerKey& key = entry->key;
   key.machines = &machines_;
+  key.first_worker = &host_.first_worker;
   key.plan = plan;
   key.name = std::move(name);
   key.store = store;

@@ -69,6 +69,15 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
 
   void define(const KeyPlan& plan, std::string name, int store) override {
     registry_.define(plan, std::move(name), store);
+    if (!has_dismissed_) return;
+    transport_.run_in_receiver([&] {  // which looks at all keys
+      for (Shard* shard : registry_.shards_of(plan.wire_key))
+        for (int worker = 0; worker < num_workers(); ++worker)
+          if (workers_[index_of(worker)].has_departed) {
+            shard->lose(worker, workers_[index_of(worker)].incarnation, 0);
+            shard->turns.dismiss(worker);
+          }
+    });
   }
   void define_successor(const KeyPlan& plan, uint32_t predecessor) override {
     registry_.define_successor(plan, predecessor);
@@ -231,19 +240,10 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   // --- replacing a worker ------------------------------------------------------------------------------------------
 
   LostWorker lose_worker(int worker) override {
-    check_rank(worker);
-    if (!outlives_workers) refuse_call("it was not told to outlive workers.");
-    WorkerState& state = workers_[index_of(worker)];
+    check_can_lose(worker);
     LostWorker lost;
     transport_.run_in_receiver([&] {
-      transport_.drop_van(state.van);
-      vans_[index_of(state.van)].forget_frame();
-      state.is_lost = true;
-      registry_.each_shard([&](Shard& shard) { shard.turns.forget_fill(worker); });
-      for (size_t thread = 0; thread < queues_.size(); ++thread) {
-        const auto lose = [&] { lose_shards(worker, static_cast<int>(thread)); };
-        sums_in_receiver_ ? lose() : queues_[thread].call(lose);
-      }
+      let_go(worker);
       lost.problem = problem_of_losing(worker);
       std::map<uint32_t, uint64_t> pushed;
       for (uint32_t wire_key : registry_.wire_keys()) pushed[wire_key] = 0;
@@ -254,6 +254,25 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
       for (const auto& [wire_key, round] : pushed) lost.pushed.push_back({wire_key, round});
     });
     return lost;
+  }
+
+  void dismiss_worker(int worker) override {
+    check_can_lose(worker);
+    transport_.run_in_receiver([&] {
+      let_go(worker);
+      const auto ask = [=](const Shard& shard) { return shard.turns.problem_of_dismissing(worker); };
+      if (const auto problem = registry_.first_answer(ask))
+        return transport_.fail(Error(
+            ErrorKind::kPeerLost,
+            label + ": " + worker_label(worker) + " was lost, and the job cannot go on without it: " + *problem + ".",
+            {}));
+      has_dismissed_ = true;
+      workers_[index_of(worker)].has_departed = workers_[index_of(worker)].skips = true;
+      while (first_worker + 1 < num_workers() && workers_[index_of(first_worker)].has_departed) ++first_worker;
+      registry_.each_shard([&](Shard& shard) { shard.turns.dismiss(worker); });
+      registry_.each_shard([&](Shard& shard) { fill_next(shard, worker); });
+      finish_if_all_have_left();
+    });
   }
 
   void fill(int worker, const std::vector<LostWorker::Pushed>& rounds, bool skips) override {
@@ -305,9 +324,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     if (worker < 0) return;
     workers_[index_of(worker)].has_left = true;
     if (const auto awaited = awaited_from(worker)) throw left_too_early(label, worker_label(worker), *awaited);
-    if (!std::all_of(workers_.begin(), workers_.end(), [](const WorkerState& each) { return each.has_left; })) return;
-    finished_ = true;
-    transport_.signal();
+    finish_if_all_have_left();
   }
 
   std::optional<Awaited> waiting_for(int van) const override {
@@ -359,11 +376,12 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   struct WorkerState {
     int van = -1;
     // Receiver thread.
-    bool has_left = false;     // it has said goodbye
-    uint32_t incarnation = 1;  // processes that this rank has had
-    bool is_lost = false;      // the last one is gone
-    bool skips = false;        // as fill() was told last
-    Lateness lateness{};       // with its lock
+    bool has_left = false;      // it has said goodbye
+    uint32_t incarnation = 1;   // processes that this rank has had
+    bool is_lost = false;       // the last one is gone
+    bool has_departed = false;  // and nobody takes its place
+    bool skips = false;         // as fill() was told last
+    Lateness lateness{};        // with its lock
   };
   struct VanState {
     int worker;  // -1: only watched
@@ -384,6 +402,11 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
 
   void check_rank(int worker) const {
     if (worker < 0 || worker >= num_workers()) refuse_call("there is no worker " + std::to_string(worker) + ".");
+  }
+
+  void check_can_lose(int worker) const {
+    check_rank(worker);
+    if (!outlives_workers) refuse_call("it was not told to outlive workers.");
   }
 
   void check_lost(int worker) const {
@@ -412,7 +435,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
         if (const auto round = shard.turns.would_wait_for_push_of(other, header))
           check(other, {Awaited::What::kPush, shard.key.name, *round});
     if (header.kind == FrameKind::kInit)
-      for (int needed : {0, shard.key.leader_of(worker)})
+      for (int needed : {shard.key.first(), shard.key.leader_of(worker)})
         if (shard.turns.would_wait_for_init_of(needed, worker))
           check(needed, {Awaited::What::kFirstValue, shard.key.name});
   }
@@ -434,8 +457,30 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     shard.turns.note_push(worker, task.header, Clock::now());
     task.incarnation = state.incarnation + state.is_lost;  // the successor's
     task.is_filled = !state.skips;
+    task.has_departed = state.has_departed;
     ++shard.uses;
     queue(std::move(task));
+  }
+
+  // Receiver thread. Its process is gone, and so is what had not come whole.
+  void let_go(int worker) {
+    WorkerState& state = workers_[index_of(worker)];
+    transport_.drop_van(state.van);
+    vans_[index_of(state.van)].forget_frame();
+    state.is_lost = true;
+    registry_.each_shard([&](Shard& shard) { shard.turns.forget_fill(worker); });
+    for (size_t thread = 0; thread < queues_.size(); ++thread) {
+      const auto lose = [&] { lose_shards(worker, static_cast<int>(thread)); };
+      sums_in_receiver_ ? lose() : queues_[thread].call(lose);
+    }
+  }
+
+  // Receiver thread.
+  void finish_if_all_have_left() {
+    const auto is_over = [](const WorkerState& each) { return each.has_left || each.has_departed; };
+    if (!std::all_of(workers_.begin(), workers_.end(), is_over)) return;
+    finished_ = true;
+    transport_.signal();
   }
 
   // Those of one summing thread, in that thread.
@@ -481,7 +526,8 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   std::atomic<uint64_t> rounds_{0};
   std::atomic<uint64_t> last_round_{0};
   std::atomic<bool> finished_{false};
-  std::vector<ReceiveQueue> queues_;  // one for each summing thread
+  std::atomic<bool> has_dismissed_{false};  // any worker
+  std::vector<ReceiveQueue> queues_;        // one for each summing thread
   Registry registry_;
   Transport transport_;  // last: its threads use all of the above
 };

@@ -37,10 +37,10 @@ Shard::~Shard() {
 const char* Shard::problem_with(const Header& header, int worker) const {
   const FrameKind kind = header.kind;
   const bool is_about_part = kind == frames_.fetch || kind == frames_.store;
-  const bool is_rank_0s = kind == FrameKind::kCapture || (kind == frames_.store && !frames_.reach_value);
+  const bool is_firsts = kind == FrameKind::kCapture || (kind == frames_.store && !frames_.reach_value);
   if (kind != frames_.push && kind != FrameKind::kInit && kind != FrameKind::kCapture && !is_about_part)
     return "unexpected";
-  if (is_rank_0s && worker != 0) return "unexpected";
+  if (is_firsts && worker != key.first()) return "unexpected";
   const bool is_about_value = !is_about_part || (frames_.reach_value && header.part == 0);
   if (!is_about_value && !has_state(header.part)) return "of a state that its key's optimizer does not have";
   if (static_cast<DType>(header.dtype) != (is_about_value ? dtype_ : sum_dtype_))
@@ -122,7 +122,7 @@ void Shard::init(Task& task, Reply& reply) {
     if (task.worker == 0 && inits_[0] == 0) drop_state();  // of a value that was loaded
     replace_value(std::move(task.payload));
   }
-  if (task.worker == 0) value_is_replaced();
+  if (task.worker == key.first()) value_is_replaced();
   inits_[static_cast<size_t>(task.worker)] = task.nth_init;
   if (!is_lost(task)) waiting_inits_.push_back({task.worker, task.nth_init});
   answer_inits(reply);
@@ -136,7 +136,7 @@ void Shard::send(int worker, Frame frame, Reply& reply) const {
 void Shard::answer_inits(Reply& reply) {
   if (!has_value()) return;
   const auto must_wait = [this](const auto& waiting) {
-    return waiting.second > std::min(inits_[0], inits_[static_cast<size_t>(key.leader_of(waiting.first))]);
+    return waiting.second > std::min(inits(key.first()), inits(key.leader_of(waiting.first)));
   };
   const auto ready = std::stable_partition(waiting_inits_.begin(), waiting_inits_.end(), must_wait);
   std::vector<int> answered;

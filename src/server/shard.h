@@ -38,6 +38,7 @@ class ShardHost {
   const std::string label;
   const SumOrder sum_order;
   const bool outlives_workers;
+  std::atomic<int> first_worker{0};     // ServerKey::first()
   BufferPool values{/*reuses=*/false};  // what stays: values and states
   BufferPool transient;                 // what was received and not yet summed, and copies that go out
 
@@ -119,14 +120,14 @@ class Shard {
   virtual void store(Task& task, Reply& reply) = 0;                             // another content of one part
   virtual void copy_value(void* to) const { std::memcpy(to, value_, bytes_); }  // for a snapshot
   virtual const char* note_store(const Header&) { return nullptr; }             // or what is wrong with it
-  virtual void value_is_replaced() {}                                           // by the init of rank 0 that is in now
+  virtual void value_is_replaced() {}                                           // by the init of first() that is in now
 
   // As announced: its states are those that there are. Null: none.
   const Optimizer* optimizer() const { return host_.optimizer_of(key); }
   std::shared_ptr<const Optimizer> optimizer_as_of(const SharedFields& fields) const {
     return host_.optimizer_of(key, fields);
   }
-  // Whose inits can be answered now, to `reply`: the n-th of each gets what rank 0's n-th brought, or a later one, once
+  // Whose inits can be answered now, to `reply`: the n-th of each gets what first()'s n-th brought, or a later one, once
   // its leader's n-th is in as well.
   void answer_inits(Reply& reply);
   // Who waits for this round, or an earlier one, to go on from there.
@@ -170,10 +171,11 @@ class Shard {
     RoundNumbers numbers;    // by rank
     int pushed = 0;          // pushes that are in
     int present = 0;         // workers with a gradient
+    int departed = 0;        // workers that were no part of the job any more
     bool is_filled = false;  // for a lost worker: if nobody has a gradient, it is not the last round all the same
     bool goes_on = false;    // some worker that has none takes part all the same
   } round_;                  // in progress
-  int32_t priority_ = 0;     // of the round, as rank 0 pushed it
+  int32_t priority_ = 0;     // of the round, as first() pushed it
 
   const uint64_t* updates_ = nullptr;  // that it has had, if each answer is to say so
 

@@ -23,12 +23,13 @@ struct Task {
   Shard* shard = nullptr;
   int worker = -1;
   Header header{};
-  SharedFields fields{};     // of a push: what it goes by
-  PooledBuffer payload{};    // empty: none, or it lies in the value already
-  uint32_t nth_init = 0;     // kInit: of this worker
-  uint32_t incarnation = 0;  // which process of that rank sent it, counted from 1
-  bool is_filled = false;    // a push that a lost worker might have made
-  uint64_t held_bytes = 0;   // that the transport was told of
+  SharedFields fields{};      // of a push: what it goes by
+  PooledBuffer payload{};     // empty: none, or it lies in the value already
+  uint32_t nth_init = 0;      // kInit: of this worker
+  uint32_t incarnation = 0;   // which process of that rank sent it, counted from 1
+  bool is_filled = false;     // a push that a lost worker might have made
+  bool has_departed = false;  // instead of one of a worker that nobody replaces
+  uint64_t held_bytes = 0;    // that the transport was told of
 };
 
 struct Reply {

@@ -6,6 +6,7 @@
 //          Each throws Error(kUsage) if the key has no such operation, or not with these arguments.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -25,9 +26,10 @@ struct Key;
 // What a worker is to the ways of its keys. Threads: any.
 class WayHost {
  public:
-  explicit WayHost(int its_rank) : rank(its_rank) {}
+  explicit WayHost(int its_rank) : rank(its_rank), is_first(its_rank == 0) {}
 
   const int rank;
+  std::atomic<bool> is_first;  // see Worker::become_first()
   virtual const std::string& label() const = 0;
   virtual void fail(const Error& error) = 0;                    // the job
   [[noreturn]] void refuse_call(const std::string& why) const;  // throws Error(kUsage)

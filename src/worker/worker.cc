@@ -61,6 +61,8 @@ void Worker::add_watch(std::unique_ptr<Stream> stream, std::string label) {
   impl_->add_van(std::move(stream), std::move(label));
 }
 
+void Worker::become_first() noexcept { impl_->is_first = true; }
+
 void Worker::replace_watch(std::unique_ptr<Stream> stream) { impl_->transport_.replace_watch(std::move(stream)); }
 
 void Worker::add_local(int worker, std::unique_ptr<Stream> stream, std::string label) {
@@ -187,7 +189,7 @@ void Worker::capture(int key, uint64_t snapshot, float* kept, Done done) {
   Way& way = impl_->way(key);
   RoundScalars scalars{};
   scalars.updates = static_cast<double>(snapshot);
-  impl_->submit(way.key, {{way.capture(/*asks=*/impl_->rank == 0, kept), std::move(done), 0, scalars}});
+  impl_->submit(way.key, {{way.capture(/*asks=*/impl_->is_first, kept), std::move(done), 0, scalars}});
 }
 
 std::optional<KeyPlan> Worker::captured_plan(int key) const {

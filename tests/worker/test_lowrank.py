@@ -156,7 +156,7 @@ def test_with_staleness_it_is_refused(session):
 
 
 def test_where_lost_workers_are_replaced_it_is_refused(session, monkeypatch):
-    monkeypatch.setattr(type(session._link), "replaces_workers", True)
+    monkeypatch.setattr(type(session._link), "on_worker_loss", "wait")
     with pytest.raises(ValueError, match=r"key 'w': lowrank and replacing lost workers \(P3_ON_WORKER_LOSS=wait"):
         declared(session, compression=LOW_RANK)
     with pytest.raises(ValueError, match="lowrank and replacing lost workers"):

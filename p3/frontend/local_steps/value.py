@@ -22,7 +22,7 @@ class Global(KeyRounds):
 
     def init(self, first: np.ndarray) -> None:
         """Rank 0's value becomes all workers'; waits for nothing."""
-        value = first if self._session.rank == 0 else None
+        value = first if self._session.is_first else None
         self._under_way = Round(self._session.init(self.key, value, self._array, self.priority), self._take_value)
 
     def push(self, local: np.ndarray, priority: int) -> None:

@@ -62,8 +62,8 @@ class Alike:
         if not own or not self._left:
             return
         self._left -= 1
-        self._same += (workers, total) == (self._session.num_workers, own * workers)
-        if self._left == 0 and self._same == STEPS and self._session.rank == 0 and self._session not in _told:
+        self._same += (workers, total) == (len(self._session.members), own * workers)
+        if self._left == 0 and self._same == STEPS and self._session.is_first and self._session not in _told:
             _told.add(self._session)
             log.warning(
                 "all %d workers had the same inputs in each of their first %d steps, as if nobody shared the data out: "

@@ -48,7 +48,7 @@ class Weights:
             self._steps.wait(self._counted)
             require_told_by_all(self._session, self._counted)
             total, *_ = self._counted.told
-            self._factor = self._samples * self._session.num_workers / total
+            self._factor = self._samples * len(self._session.members) / total
             if not math.isfinite(self._factor):
                 raise ValueError("%s: weigh(%r): all workers together have %r, which is too large"
                                  % (self._session.label, self._samples, total))  # fmt: skip

@@ -119,7 +119,7 @@ class Parameter(KeyRounds):
         it is under way. Waits for none."""
         self._require_same_layout()
         self._let_anybody_write()
-        if value is None and self._session.rank == 0:
+        if value is None and self._session.is_first:
             value = in_memory_order(self.tensor.detach().to("cpu", copy=True))
         self._under_way = Round(self._init(value), self._take_value)
 

@@ -1,7 +1,8 @@
 """P3_CHECK=N: every N steps, all workers compare the digests of all parameters. For finding errors, not for speed.
 
-Each worker adds up the digests of all; if they are the same everywhere, each sum is the own digest times the number of
-workers. The parameter that differs is named, on each worker whose digest is not the mean: on one at least.
+The digests of all workers are added up; if they are the same everywhere, each sum is the own digest times the number of
+workers, which is counted with them. The parameter that differs is named, on each worker whose digest is not the mean:
+on one at least.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class Check:
         self._steps = 0
         self.stores = [session.new_store(strategy)] if every else []
         if every:
-            self._key = session.declare("digests", (len(parameters),), "int64", self.stores[0])
-            waiting.from_rank_0(session, self._key, np.zeros(len(parameters), np.int64))
+            self._key = session.declare("digests", (len(parameters) + 1,), "int64", self.stores[0])
+            waiting.from_rank_0(session, self._key, np.zeros(len(parameters) + 1, np.int64))
 
     def after_step(self, land: Callable[[], None]) -> None:
         """RuntimeError if a parameter is not the same on all workers. `land` waits for all new values."""
@@ -36,11 +37,11 @@ class Check:
         if not self._every or self._steps % self._every:
             return
         land()
-        own = np.array([zlib.crc32(on_host(tensor)) for tensor in self._parameters], np.int64)
+        own = np.array([*(zlib.crc32(on_host(tensor)) for tensor in self._parameters), 1], np.int64)
         total = np.empty_like(own)
         what = "for the digests of other workers (P3_CHECK), which take the same steps"
         self._session.wait([self._session.pushpull(self._key, own, total)], what)
-        is_same = total == own * self._session.num_workers
+        is_same = total == own * total[-1]
         differing = [one.name for one, same in zip(self._parameters.values(), is_same) if not same]
         if differing:
             raise RuntimeError(

@@ -52,7 +52,7 @@ def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module
     """All workers' parameters are the same when this returns. The arguments are those of DistributedOptimizer, but
     `compressions`: of each param group. `strategy`: as it was read."""
     session, settings = job.current(), Settings.from_env(os.environ)
-    of_job = choices.of_job(takes_snapshots=False, replaces_workers=settings.replaces_workers)
+    of_job = choices.of_losses(settings.on_worker_loss)
     refusal = combinations.refusal(choices.TORCH, *of_job)
     if refusal:
         raise ConfigError(refusal)
@@ -71,7 +71,7 @@ def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module
     why = "compression by lowrank" if is_low_rank else ""
     if synchronous or clips:
         why = "synchronous=True" if synchronous else "max_grad_norm is set" if not scales else "grad_scaler is set"
-    updates = _updates(optimizer, why, says_so=session.rank == 0)
+    updates = _updates(optimizer, why, says_so=session.is_first)
     asked = [choices.of_staleness(key_plan.staleness(staleness)), *updates]
     asked += [choices.CHECK] * (settings.check > 0)
     asked += [choices.NAMED_SCALER] * (grad_scaler is not None and not scales)

@@ -270,7 +270,7 @@ class Clipping(Overlapping):
         return super()._update_one(parameter, gradient if factor == 1 else gradient.mul_(factor), group)
 
     def _say_left_out(self, clip: Clip) -> None:
-        if clip.scale == 1 and not self._has_warned and self._session.rank == 0:  # else GradScaler makes it smaller
+        if clip.scale == 1 and not self._has_warned and self._session.is_first:  # else GradScaler makes it smaller
             self._has_warned = True
             log.warning("the norm of the mean gradients is %s: no worker takes this step, nor others of which that is "
                         "so", clip.norm)  # fmt: skip

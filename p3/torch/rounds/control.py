@@ -39,9 +39,9 @@ class Control:
         self.beginning: Optional[Callable[[], float]] = None
         # Not looked at yet; with what this worker has told of its beginning, and of its data.
         self._counted: Deque[Tuple[steps.Count, float, float]] = collections.deque()
-        self._number = session.declare("number", (1,), "float64", store)
+        self._number = session.declare("number", (2,), "float64", store)  # and how many workers give one
         self._frozen = Frozen(session, models, store, strategy)
-        waiting.from_rank_0(session, self._number, np.zeros(1))
+        waiting.from_rank_0(session, self._number, np.zeros(2))
 
     def broadcast(self) -> None:
         """Buffers and frozen parameters of rank 0, on every worker at the same point. Waits for them."""
@@ -130,20 +130,20 @@ class Control:
         for it."""
         if isinstance(number, torch.Tensor):
             number = number.detach()
-        value = np.array([math.nan if number is None else float(number) * factor])  # others may have one, and wait
+        value = np.array([math.nan if number is None else float(number) * factor, 1.0])  # others may have one, and wait
         if factor == 0.0:
             value[0] = 0.0  # also of what is no number
         total = np.empty_like(value)
         what = "for the losses of other workers, each of which must step() with a closure"
         self._session.wait([self._session.pushpull(self._number, value, total, steps.LAST)], what)
-        mean = total[0] / self._session.num_workers
+        mean = total[0] / total[1]
         if isinstance(number, torch.Tensor):
             return torch.tensor(mean, dtype=number.dtype, device=number.device)
         return None if number is None else torch.tensor(mean, device="cpu")
 
     def wait_for_rank_0(self) -> None:
         """Every worker at the same point: none goes on before rank 0 is here, which waits for nobody."""
-        waiting.from_rank_0(self._session, self._number, np.zeros(1))
+        waiting.from_rank_0(self._session, self._number, np.zeros(2))
 
 
 def _rates(groups: Sequence[Dict[str, Any]]) -> List[float]:

@@ -55,7 +55,7 @@ class Frozen:
                 self._land(stream, *under_way.pop(0))
             key, array = keys[number % 2], arrays[number % 2]
             places = stream.next(piece)
-            if session.rank == 0:
+            if session.is_first:
                 stream.read(places, array)
             under_way.append((self._begin(key, array, number < len(keys)), places, array))
         for one in under_way:
@@ -67,14 +67,17 @@ class Frozen:
         answered with the value of a later one."""
         session = self._session
         if is_first:
-            return session.init(key, array if session.rank == 0 else None, array)
-        if session.rank == 0:
+            return session.init(key, array if session.is_first else None, array)
+        if session.is_first:
             return session.pushpull(key, array, array)
         return session.skip(key, array, goes_on=True)
 
     def _land(self, stream, operation, places: List[Place], array: np.ndarray) -> None:
         self._session.wait([operation])
-        if self._session.rank != 0:
+        if not operation.updated:
+            self._session.fail("worker 0 was lost while it gave all workers the weights that no optimizer trains")
+            self._session.check()
+        if not self._session.is_first:
             stream.write(places, array)
 
 

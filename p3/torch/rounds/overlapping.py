@@ -97,7 +97,8 @@ class OnServers(Overlapping):
         super()._start(resumed)
 
     def _choose_reduction(self) -> None:
-        pass  # the update divides by the number of workers
+        if self._session.goes_on_without:  # else the update divides by the number of workers
+            super()._choose_reduction()
 
     def _has_rows(self, tensor: torch.Tensor, group: Dict[str, Any]) -> bool:
         return super()._has_rows(tensor, group) and rules.updates_rows_alone(rules.describe(self._kind, group), group)

@@ -79,7 +79,7 @@ class Rounds(job.Held, snapshots.Trainer):
         self._choose_reduction()
         self._declare(names, compressions, settings)
         self._watch = Watch(self._parameters, self._watches_all or settings.check > 0)
-        if session.rank == 0:
+        if session.is_first:
             self._log_other_mathematics(names, compressions)
         self._control = Control(session, models, strategy)
         self._check = Check(session, self._parameters, settings.check, strategy)
@@ -102,6 +102,8 @@ class Rounds(job.Held, snapshots.Trainer):
         """From the first step on: the script may write to parameters between two steps, and leave out a step by
         zero_grad(), as long as every worker does so alike. Errors say what it can do, who has no DistributedOptimizer
         of its own."""
+        if self._session.goes_on_without:
+            combinations.require(self._session.label, choices.LEAVING, choices.TRAINERS)
         self._is_as_ddp, self._advice = True, advice.OF_TRAINERS
         for parameter in self._parameters.values():
             parameter.advice = self._advice

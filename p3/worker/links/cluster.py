@@ -32,7 +32,7 @@ class ClusterLink(Link):
                 % settings.role
             )
         self.settings = settings
-        self.replaces_workers = settings.replaces_workers
+        self.on_worker_loss = settings.on_worker_loss
         self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._member: Optional[Member] = None
         self._opened = threading.Event()
@@ -188,8 +188,8 @@ class ClusterLink(Link):
         self._loop.remove_reader(self.core.event_fd)
         error = self.core.error
         if error is not None and not self._leaving:
-            if self.replaces_workers and error.kind in ("peer_lost", "peer_silent"):
-                # Perhaps only this worker is cut off, and is to be replaced. If its peer is dead, others see it.
+            if self.settings.outlives_workers and error.kind in ("peer_lost", "peer_silent"):
+                # Perhaps only this worker is cut off, and the job goes on. If its peer is dead, others see it.
                 self._reported = True
                 self._member.abort()
             self.report(str(error))

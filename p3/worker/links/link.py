@@ -26,9 +26,14 @@ class Link(ABC):
     local_rank: int  # among the workers of this machine, by rank
     local_size: int  # how many they are
     placement: Placement
-    replaces_workers: bool  # others wait for a lost one
+    on_worker_loss: str  # P3_ON_WORKER_LOSS
     rejoined: Optional[dict]  # of a process that has taken a lost one's place: see messages.py
     recording: Optional[Recording]  # for the trace
+
+    @property
+    def replaces_workers(self) -> bool:
+        """Others wait for a lost one."""
+        return self.on_worker_loss == "wait"
 
     def note_key(self, key: Key, plan: KeyPlan) -> None:
         """For the trace, if there is one."""

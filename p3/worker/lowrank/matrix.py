@@ -68,7 +68,7 @@ class Matrix:
         self._landing = self._as_matrix("landing", landing)
         if self._rounds == 0:
             for key, value in zip(self._thin, self._sums):
-                self._session.init(key, np.zeros_like(value) if self._session.rank == 0 else None, value, priority)
+                self._session.init(key, np.zeros_like(value) if self._session.is_first else None, value, priority)
         self._rounds += 1
         self._step = self._work.step_behind(self._step)
         round = self.round = Round(self.key, self._step, priority)

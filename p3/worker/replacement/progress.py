@@ -102,7 +102,8 @@ class Progress:
 
     def all_take_part(self, round: int) -> bool:
         """Whether nobody has called join() before this round, and waits there still."""
-        return all(count <= self._joins or self._snapshot_by[rank] >= round for rank, count in self._joined.items())
+        joined = ((rank, self._joined[rank]) for rank in self._session.members)
+        return all(count <= self._joins or self._snapshot_by[rank] >= round for rank, count in joined)
 
     # The scheduler's messages, with the session's lock held
 

@@ -73,14 +73,16 @@ class Saved:
         return Resumed(self.round, self.own["state"], before, from_rank, lambda rank: self._part(rank)["state"])
 
     def _choose(self, servers_load: bool) -> None:
-        session = self._session
-        if session.rank == 0:
+        session, first = self._session, self._session.members[0]
+        if session.rank == first:
             self.source = self._newest()
             if servers_load and self.source is not None:
                 self._send({"kind": "load_snapshot", "round": self.source.round})
             self._send({"kind": "resume", "round": 0 if self.source is None else self.source.round})
-        what = "for worker 0 to choose a snapshot: every worker must resume"
-        session.wait_until(lambda: self.round is not None, what)
+        what = "for worker %d to choose a snapshot: every worker must resume" % first
+        session.wait_until(lambda: self.round is not None or session.members[0] != first, what)
+        if self.round is None:
+            self._choose(servers_load)  # the first worker had not, and has departed
 
     def _newest(self) -> Optional[reading.Snapshot]:
         try:
@@ -133,17 +135,18 @@ class Saved:
             for rank in takes_over_from(each, before, now)
         }
         log.info("%s: resumes from the snapshot of round %d", session.label, round)
-        if session.rank == 0 and before != now:
+        if session.is_first and before != now:
             log.warning(
                 "%s: the snapshot of round %d is of a job with %d workers; this one has %d. Weights and the "
                 "optimizer's state are exact; %s", session.label, round, before, now, what_changes(before, now),
             )  # fmt: skip
 
     def _part(self, rank: int) -> Any:
-        """What the worker of that rank gave write()."""
+        """What the worker of that rank gave write(); ranks are those of the workers that were left."""
         with self._refusals_of(self.source.round):
-            if "%d/worker-%d" % (self.source.round, rank) not in self._checked:
-                self.source.verify_part("worker-%d" % rank, self.new_pace())
+            name = self.source.worker_names[rank]
+            if "%d/%s" % (self.source.round, name) not in self._checked:
+                self.source.verify_part(name, self.new_pace())
             return tree.decode(*self.source.worker(rank))
 
     @contextlib.contextmanager
@@ -180,11 +183,11 @@ class Saved:
 
     def value(self, key, id) -> Optional[Any]:
         described = self._described(key, id)
-        return None if described is None or self._session.rank != 0 else self._exact_value(key, id)
+        return None if described is None or not self._session.is_first else self._exact_value(key, id)
 
     def first_value(self, key) -> Optional[Any]:
         """See Session.first_value."""
-        if self._described(key, key.name) is None or self._session.rank != 0:
+        if self._described(key, key.name) is None or not self._session.is_first:
             return None
         return ON_SERVERS if self._is_loaded(key) else self._exact_value(key, key.name)
 
@@ -208,7 +211,7 @@ class Saved:
         """The optimizer's arrays of a key by their part, on rank 0. ValueError unless the optimizer is the same, but
         for numbers that may change from step to step."""
         described = self._described(key, id)
-        if described is None or self._session.rank != 0:
+        if described is None or not self._session.is_first:
             return {}
         if not _has_states_of(optimizer, described["optimizer"]) or (
             key.axes.takes_steps and optimizer != described["optimizer"]  # the workers go by its momentum

@@ -42,7 +42,8 @@ class Snapshots:
         self.last_round = 0  # behind which the script has marked the end of a step
         self._writer: Optional[threading.Thread] = None
         self._writing = 0  # the round of the last snapshot
-        self._parts: Optional[List[dict]] = None  # of that one, on worker 0, when all are written
+        self._completes = False  # that one, as the job's first worker
+        self._parts: Optional[List[dict]] = None  # of that one, on the first worker, when all are written
         self.taken = 0  # the last round whose snapshot was completed
         self.has_failed = False  # the last one that was not; or it was given up, as somebody took no part
         self.over = 0  # the last round whose snapshot was completed or given up
@@ -70,7 +71,7 @@ class Snapshots:
 
     def wait_for_last(self, round: int) -> None:
         """Before the copies are queued: until the snapshot before is written. The servers keep one set of copies."""
-        if self._writer is None and self._session.rank == 0 and self._saved.source is None:
+        if self._writer is None and self._session.is_first and self._saved.source is None:
             later = files.rounds(self.directory)
             if later and later[0] >= round:
                 raise ValueError(
@@ -78,6 +79,7 @@ class Snapshots:
                     "from it. Call resume() before the first step, or give the job a directory of its own"
                     % (self._session.label, self.directory, later[0], round)
                 )
+        self._completes = self._session.is_first  # if the worker before has departed since, nobody completes it
         if self._writer is not None:
             self._writer.join(_SHORT_WAIT_S)
             if self._writer.is_alive():
@@ -107,7 +109,7 @@ class Snapshots:
         """Has all parts written; returns at once.
 
         `copied` is called in another thread, and returns when the copies are made; then `describe`, which describes
-        their keys as reading.Snapshot has them, on worker 0. `own` is a tree of what this worker alone knows.
+        their keys as reading.Snapshot has them, on the first worker. `own` is a tree of what this worker alone knows.
         """
         self._writing, self._parts = round, None
         arguments = (round, describe, copied, own)
@@ -135,7 +137,7 @@ class Snapshots:
         if not text:  # somebody takes no part any more, as uneven data may have it
             return None
         self.counts["failed"] += 1
-        return (lambda: self._mourn(message["round"], text)) if self._session.rank == 0 else None
+        return (lambda: self._mourn(message["round"], text)) if self._session.is_first else None
 
     def _mourn(self, round: int, text: str) -> None:
         before = self.taken or self._saved.round
@@ -147,20 +149,20 @@ class Snapshots:
 
     def _on_progress(self, message: dict) -> None:
         self._session.on_progress(message)
-        if self._session.rank == 0:
+        if self._session.is_first:
             self._session.tell_progress()  # as the others wait for this one
 
     def _write(self, round: int, describe, copied, own: Any) -> None:
         session = self._session
         try:
             copied()
-            if session.rank == 0:
+            if self._completes:
                 files.remove_leftovers(self.directory, before=round)
                 self._send({"kind": "captured", "round": round})
             name = "worker-%d" % session.rank
             part = files.write_part(self.directory, round, name, *tree.encode(own), self._saved.new_pace())
             self._send({"kind": "snapshot_written", "round": round, **part})
-            if session.rank == 0:
+            if self._completes:
                 self._complete(round, describe)
         except P3Error:
             pass  # the job has failed, as every call of the session says
@@ -168,10 +170,10 @@ class Snapshots:
             session.fail("the snapshot of round %d cannot be written: %s: %s" % (round, error.filename, error.strerror))
         except Exception as error:
             text = "%s: %s" % (session.label, files.why(error))
-            if session.rank != 0:  # who logs what comes back from the scheduler
+            if not self._completes:  # who logs what comes back from the scheduler
                 log.error("%s; there is no snapshot of round %d", text, round)
             self._send({"kind": "snapshot_failed", "round": round, "text": sendable(text)})
-        if session.rank == 0 and not session.has_ended:
+        if self._completes and not session.has_ended:
             files.give_up(self.directory, round)  # what is not complete
 
     def _complete(self, round: int, describe) -> None:

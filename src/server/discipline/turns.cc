@@ -65,7 +65,8 @@ std::optional<Awaited> Turns::needs(int worker, uint64_t published) const {
     return Awaited{Awaited::What::kPush, key_.name, published + 1};
   }
   for (int other = 0; other < key_.machines->num_workers(); ++other)
-    if ((worker == 0 || key_.leader_of(other) == worker) && inits_[index_of(other)] > inits_[index_of(worker)])
+    if ((worker == key_.first() || key_.leader_of(other) == worker) &&
+        inits_[index_of(other)] > inits_[index_of(worker)])
       return Awaited{Awaited::What::kFirstValue, key_.name};
   return {};
 }
@@ -103,9 +104,22 @@ void Turns::note_late_clocks(Clock::time_point now, LateWorkers& late) const {
 // --- replacing a worker --------------------------------------------------------------------------------------------
 
 std::optional<std::string> Turns::problem_of_losing(int worker) const {
-  if (next_round_[0] == 0) return "worker 0 has not given key '" + key_.name + "' its first value yet";
-  if (worker == 0 && *std::max_element(inits_.begin(), inits_.end()) > inits_[0])
+  const int first = key_.first();
+  if (next_round_[index_of(first)] == 0)
+    return "worker " + std::to_string(first) + " has not given key '" + key_.name + "' its first value yet";
+  if (worker == first && *std::max_element(inits_.begin(), inits_.end()) > inits_[index_of(first)])
     return "others wait for its new value of key '" + key_.name + "'";
+  return {};
+}
+
+std::optional<std::string> Turns::problem_of_dismissing(int worker) const {
+  if (worker != key_.first()) return {};
+  const uint32_t given = inits_[index_of(worker)];
+  for (int other = 0; other < key_.machines->num_workers(); ++other) {
+    if (is_dismissed(other) || inits_[index_of(other)] == given) continue;
+    if (inits_[index_of(other)] > given) return "others wait for its value of key '" + key_.name + "'";
+    return "others have not asked yet for the value that it gave key '" + key_.name + "'";
+  }
   return {};
 }
 
@@ -120,13 +134,14 @@ void Turns::fill_to(int worker, uint64_t round) {
 std::optional<uint64_t> Turns::to_fill(int worker, uint64_t published) const {
   const uint64_t next = next_round_[index_of(worker)];
   if (!fills() || next > fill_to_[index_of(worker)] || next != published + 1) return {};
+  if (is_dismissed(worker) && pushes_in_ == 0) return {};  // there may be no such round
   return next;
 }
 
 void Turns::replace(int worker) {
   if (next_round_[index_of(worker)] == 0) return;  // no first value has come, and nothing after it
   catches_up_[index_of(worker)] = true;
-  inits_[index_of(worker)] = inits_[0];
+  inits_[index_of(worker)] = inits_[index_of(key_.first())];
 }
 
 uint64_t Turns::take_request(int worker) {

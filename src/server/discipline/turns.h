@@ -51,10 +51,15 @@ class Turns {
   // --- replacing a worker ------------------------------------------------------------------------------------------
   // Why nobody can take the place of this worker now, if so: only its process could have told what is missing.
   std::optional<std::string> problem_of_losing(int worker) const;
+  // Why the job cannot go on without this worker, if so: it gave what others still need.
+  std::optional<std::string> problem_of_dismissing(int worker) const;
   // The last round that this worker has pushed; 0: none.
   uint64_t pushed(int worker) const { return std::max<uint64_t>(next_round_[index_of(worker)], 1) - 1; }
   // Its pushes up to that round are to be completed for it.
   void fill_to(int worker, uint64_t round);
+  // All of them from here on, for one that nobody replaces.
+  void dismiss(int worker) { fill_to(worker, kForever); }
+  bool is_dismissed(int worker) const { return fills() && fill_to_[index_of(worker)] == kForever; }
   void forget_fill(int worker) {
     if (fills()) fill_to_[index_of(worker)] = 0;
   }
@@ -68,6 +73,8 @@ class Turns {
   uint64_t take_request(int worker);
 
  private:
+  static constexpr uint64_t kForever = UINT64_MAX;  // no round comes to that
+
   static size_t index_of(int worker) { return static_cast<size_t>(worker); }
   void note_late_clocks(Clock::time_point now, LateWorkers& late) const;
   uint64_t last_begun() const { return *std::max_element(next_round_.begin(), next_round_.end()); }

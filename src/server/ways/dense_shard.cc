@@ -12,9 +12,12 @@ const char* DenseShard::problem_with_payload(const Header& header, int worker) c
   const FrameKind kind = header.kind;
   const auto encoding = static_cast<Encoding>(header.encoding);
   const bool is_gathered = key.plan.is_gathered();
-  const bool only_asks = kind == FrameKind::kFetch || kind == FrameKind::kCapture ||
-                         (kind == FrameKind::kInit && (worker != 0 || turns.catches_up(0) || is_gathered));
-  const bool may_ask = kind == FrameKind::kInit && is_loaded_ && encoding == Encoding::kAbsent;
+  const bool gives = worker == key.first() && !turns.catches_up(worker) && !is_gathered;
+  const bool only_asks =
+      kind == FrameKind::kFetch || kind == FrameKind::kCapture || (kind == FrameKind::kInit && !gives);
+  // A worker that has become the first may not have known yet; then the value stays.
+  const bool has_it_already = is_loaded_ || (has_first_value_ && worker != 0);
+  const bool may_ask = kind == FrameKind::kInit && has_it_already && encoding == Encoding::kAbsent;
   const bool as_agreed = kind == FrameKind::kPush
                              ? encoding == Encoding::kAbsent || encoding == key.plan.codec.encoding ||
                                    (encoding == Encoding::kPlain && key.plan.takes_steps())

@@ -427,5 +427,69 @@ TEST(OutlivingServer, ALossOfTheSuccessorIsALossAgain) {
   for (int worker : {0, 1}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{2}));
 }
 
+// --- a worker that nobody replaces ---------------------------------------------------------------------------------
+
+TEST_P(OutlivingServer, GoesOnWithoutADismissedWorkerWhoseWholePushesCount) {
+  Job job(3, outliving(GetParam()));
+  job.axes.reduction = Reduction::kMean;
+  job.define(1, 1);
+  job.define(2, 1);
+  for (uint32_t key : {1u, 2u}) job.initialise(key, {0});
+  job.push(2, 1, 1, {9});  // of key 2 it has pushed nothing in this step
+  job.push(0, 2, 1, {3});
+  ASSERT_TRUE(job.has_received(8));
+  job.workers[2].close();
+  job.server.dismiss_worker(2);
+  job.push(1, 2, 1, {5});
+  for (int worker : {0, 1}) job.push(worker, 1, 1, {3});
+  for (int worker : {0, 1}) {
+    Header header;
+    for (int i = 0; i < 2; ++i) {  // two threads finish the keys in either order
+      const std::vector<float> value = job.receive_value(worker, &header);
+      EXPECT_EQ(value, std::vector<float>{header.key == 1 ? 5.0f : 4.0f});  // the mean over three, and over two
+    }
+  }
+  for (uint64_t round : {2u, 3u}) {
+    for (int worker : {0, 1}) job.push(worker, 1, round, {4.0f * static_cast<float>(round)});
+    for (int worker : {0, 1})
+      EXPECT_EQ(job.receive_value(worker), std::vector<float>{4.0f * static_cast<float>(round)});
+  }
+  EXPECT_FALSE(job.server.error());
+}
+
+TEST_P(OutlivingServer, CompletesWhatWaitsForADismissedWorkerAtOnce) {
+  Job job(2, outliving(GetParam()));
+  job.server.set_optimizer(0, {"sgd", {}});
+  job.axes.reduction = Reduction::kMean;
+  job.define(1, 1);
+  job.initialise(1, {10});
+  job.push(0, 1, 1, {2}, 0, 0, 1);
+  ASSERT_TRUE(job.has_received(3));
+  job.server.dismiss_worker(1);
+  EXPECT_EQ(job.receive_value(0), (std::vector<float>{8}));  // by the only worker's own gradient
+  Header header;
+  job.skip(0, 1, 2);
+  EXPECT_TRUE(job.receive_value(0, &header).empty());  // who is gone keeps no round going
+  EXPECT_EQ(header.encoding, static_cast<uint8_t>(Encoding::kAbsent));
+}
+
+TEST_P(OutlivingServer, HasKeysThatADismissedWorkerNeverKnew) {
+  Job job(3, outliving(GetParam()));
+  job.define(1, 1);  // and of this one it dies before it has the value
+  job.server.dismiss_worker(2);
+  job.define(2, 1);
+  for (uint32_t key : {1u, 2u}) {
+    job.init(1, key, 0);
+    job.init(0, key, 0, {1});
+    for (int worker : {0, 1}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{1}));
+    for (int worker : {0, 1}) job.push(worker, key, 1, {2});
+    for (int worker : {0, 1}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{4}));
+  }
+  EXPECT_FALSE(job.server.finished());
+  for (int worker : {0, 1}) job.workers[static_cast<size_t>(worker)].send(Job::header(FrameKind::kBye, 0, 0, 0, 0));
+  EXPECT_TRUE(eventually([&] { return job.server.finished(); }));
+  EXPECT_FALSE(job.server.error());
+}
+
 }  // namespace
 }  // namespace p3

@@ -22,7 +22,7 @@ void ServerPartition::push(Task& task, Reply& reply) {
   const auto [its_sum, place] = sum_and_place(task.worker);
   RankRowSum& sum = *its_sum;
   wants_rows_[static_cast<size_t>(task.worker)] = task.header.part == 1;
-  if (task.worker == 0) priority_ = task.header.priority;
+  if (task.worker == key.first()) priority_ = task.header.priority;
   if (task.payload) {
     reply.contradicts = round_.numbers.note(task.worker, task.header.scalars, task.fields);
     reply.problem = add(task, sum, place);
@@ -30,6 +30,7 @@ void ServerPartition::push(Task& task, Reply& reply) {
   } else {
     sum.add_nothing(place);
     round_.is_filled |= task.is_filled;
+    round_.departed += task.has_departed;
   }
   reply.is_summed = true;
   round_.pushed += sum.has_all_of(place);
@@ -49,12 +50,12 @@ const char* ServerPartition::add(Task& task, RankRowSum& sum, int place) {
 
 // `union_of_frames`: rows of this push so far. Returns what is wrong with the frame, or null.
 const char* ServerPartition::note_rows(const Task& task, const RowsHeader& rows, uint64_t union_of_frames) {
-  if (task.worker == 0) {
+  if (task.worker == key.first()) {
     as_blocks_ = rows.coding == IdCoding::kBitmap;
     next_plan_ = rows.next_plan;
     if (next_plan_ != 0 && !host_.can_move(key, next_plan_)) return "naming a plan that the key does not have";
   } else if (rows.next_plan != 0) {
-    return "naming another plan, which only worker 0 may do";
+    return "naming another plan, which only rank 0 may do";
   }
   if (rows.last == 0) return nullptr;
   const int contributors = task.header.of_machine != 0 ? task.header.contributors : 1;
@@ -89,9 +90,9 @@ void ServerPartition::finish(Reply& reply) {
   const Optimizer* const its = optimizer();
   if (round_.present > 0 && key.plan.averages()) {
     if (its == nullptr)
-      sum.divide(key.divisor(round_.present));
+      sum.divide(key.divisor(round_.present, round_.departed));
     else
-      round_.numbers.scalars.rescale /= key.divisor(round_.present);
+      round_.numbers.scalars.rescale /= key.divisor(round_.present, round_.departed);
   }
   if (its != nullptr && round_.present > 0) make_state(*its);  // on all partitions: a snapshot has all of it or none
   if (its != nullptr && !touched.empty()) {

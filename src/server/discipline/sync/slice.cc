@@ -57,8 +57,9 @@ void ServerSlice::add(Task& task) {
   ++round_.pushed;
   round_.present += !task.payload ? 0 : task.header.of_machine != 0 ? task.header.contributors : 1;
   round_.is_filled |= task.is_filled;
+  round_.departed += task.has_departed;
   round_.goes_on |= goes_on(task.header);
-  if (worker == 0) priority_ = task.header.priority;
+  if (worker == key.first()) priority_ = task.header.priority;
   PooledBuffer gradient = std::move(task.payload);
   const Compression sent = key.plan.codec.in(static_cast<Encoding>(task.header.encoding));
   if (host_.sum_order != SumOrder::kRank) return total_.add(0, std::move(gradient), sent);
@@ -113,11 +114,11 @@ void ServerSlice::update() {
     take_step(static_cast<const float*>(sum));
   } else if (sum != nullptr && its == nullptr) {
     const bool divides = key.plan.averages() && !key.plan.is_gathered();  // a part is no gradient: its workers divide
-    if (divides) divide_sum(dtype_, sum, key.divisor(round_.present), elements_);
+    if (divides) divide_sum(dtype_, sum, key.divisor(round_.present, round_.departed), elements_);
     publish_sum(total);
   } else if (sum != nullptr) {
     make_state(*its);
-    if (key.plan.averages()) round_.numbers.scalars.rescale /= key.divisor(round_.present);
+    if (key.plan.averages()) round_.numbers.scalars.rescale /= key.divisor(round_.present, round_.departed);
     value_encoding_ = Encoding::kPlain;
     const auto now = optimizer_as_of(round_.numbers.fields);
     if (key.plan.value_codec.codec() == nullptr) {

@@ -73,7 +73,7 @@ DenseWay::DenseWay(Key& its_key, WayHost& host) : Way(its_key, host, kSliceFrame
 
 std::vector<Operation> DenseWay::init(const void* value, void* landing, int32_t priority, Worker::Done done) {
   require_landing(landing);
-  const void* const jobs = host_.rank == 0 ? value : nullptr;
+  const void* const jobs = host_.is_first ? value : nullptr;
   return {{std::make_shared<SliceTransfer>(Kind::kInit, *this, jobs, landing), std::move(done), priority}};
 }
 

@@ -37,11 +37,11 @@ size_t RowsWay::row_bytes(uint8_t part) const {
 }
 
 std::vector<Operation> RowsWay::init(const void* value, void* landing, int32_t priority, Worker::Done done) {
-  return init_as(host_.rank == 0, value, landing, priority, std::move(done));
+  return init_as(host_.is_first, value, landing, priority, std::move(done));
 }
 
-// Rank 0's rows go to the servers; all learn that they are there; who lacks them fetches them.
-std::vector<Operation> RowsWay::init_as(bool is_rank_0, const void* value, void* landing, int32_t priority,
+// The first worker's rows go to the servers; all learn that they are there; who lacks them fetches them.
+std::vector<Operation> RowsWay::init_as(bool gives, const void* value, void* landing, int32_t priority,
                                         Worker::Done done) {
   const auto all_rows = [&](Kind kind) {
     const auto ids = neighbours({0, rows()});
@@ -49,7 +49,7 @@ std::vector<Operation> RowsWay::init_as(bool is_rank_0, const void* value, void*
     return std::make_shared<RowsTransfer>(kind, *this, view, kind == Kind::kStore ? nullptr : landing, 0, ids);
   };
   std::vector<Operation> operations;
-  if (is_rank_0) {
+  if (gives) {
     const auto stored = all_rows(Kind::kStore);
     stored->to_catch_up = init_as(false, nullptr, landing, priority, done);
     operations.push_back({stored, nullptr, priority});
@@ -61,7 +61,7 @@ std::vector<Operation> RowsWay::init_as(bool is_rank_0, const void* value, void*
     };
   }
   operations.push_back({std::make_shared<RowsTransfer>(Kind::kInit, *this, RowsView{}, nullptr), nullptr, priority});
-  if (!is_rank_0 && landing != nullptr) operations.push_back({all_rows(Kind::kFetch), nullptr, priority});
+  if (!gives && landing != nullptr) operations.push_back({all_rows(Kind::kFetch), nullptr, priority});
   operations.back().done = std::move(done);
   return operations;
 }

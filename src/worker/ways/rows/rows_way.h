@@ -52,7 +52,7 @@ class RowsWay final : public Way {
 
  private:
   [[noreturn]] void refuse_slices() const { refuse("is a key of rows; use push_rows and its like"); }
-  std::vector<Operation> init_as(bool is_rank_0, const void* value, void* landing, int32_t priority, Worker::Done done);
+  std::vector<Operation> init_as(bool gives, const void* value, void* landing, int32_t priority, Worker::Done done);
 };
 
 }  // namespace p3
