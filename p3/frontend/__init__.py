@@ -3,6 +3,7 @@
     order       in which order forward passes use the keys: how urgent each gradient is
     rounds      the rounds of one key: when one may begin, whose result is waited for, also with staleness
     steps       how many workers take each step, and join() of one that has no batches left
+    serving     join() where each key has rounds of its own
     states      an optimizer's state on the servers, of many keys at once
     snapshots   of trainers, as an optimizer or a model's weights, which they say of themselves
     weights     all of these for a framework whose steps are functions of NumPy arrays

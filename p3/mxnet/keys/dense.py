@@ -58,6 +58,10 @@ class Key:
         """`gradient`: what gradient() has made of a call's arrays."""
         self.operations.push(gradient.handle.value, scalars, priority)
 
+    def skip(self, completions, token):
+        """In join(), as StoreNorm.skip()."""
+        self.operations.skip(self.priority, completions, token)
+
     def keep_weight(self):
         self.weight = self.landing.copy()
 
