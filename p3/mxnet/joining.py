@@ -4,6 +4,7 @@ import mxnet as mx
 from mxnet.base import MXNetError
 
 from p3.frontend.serving import Served, serve_others
+from p3.mxnet import store_snapshots
 from p3.mxnet.keys.dense import DenseKey
 from p3.mxnet.keys.rows import ServerRowKey
 
@@ -17,14 +18,15 @@ class _Held(Served):
     """A store that the script still holds."""
 
     def __init__(self, store, update):
-        entries = store._keys.values()
-        in_steps = [one for one in entries if one.in_steps]
-        super().__init__(entries, in_steps if store._hands_out_sums() or store._updates_in_order() else (), store._norm)
+        entries = store.keys.values()
+        in_step = [one for one in entries if one.in_steps]
+        self._hands_out_sums = store.updates.hands_out_sums
+        super().__init__(entries, in_step if self._hands_out_sums or store.updates.in_order else (), store.norm)
         self._store, self._update = store, update
-        self.follow, self.take_last = store._follow, store._take_last
+        self.follow, self.take_last = store.follow, store.take_last
 
     def landed(self, entry):
-        if not self._store._hands_out_sums():
+        if not self._hands_out_sums:
             return
         if self._update is None:
             raise MXNetError(_NEEDS_UPDATE)
@@ -35,9 +37,9 @@ class _Held(Served):
             )
 
     def end_step(self, is_changed):
-        if is_changed and self._store._hands_out_sums():
-            self._update(self._store)
-        self._store._end_step()
+        if is_changed and self._hands_out_sums:
+            self._update()
+        self._store.end_step()
 
 
 def _dropped(engine, keys, norm):
@@ -46,21 +48,22 @@ def _dropped(engine, keys, norm):
     return Served(((ServerRowKey if key.sparse else DenseKey)(engine, id, key) for id, key in keys.items()), norm=norm)
 
 
-def join(store, held, update):
-    """P3KVStore.join of `store`. `held`: all stores that the script still holds; nothing may use them meanwhile."""
-    session = store._session
-    if not store._keys:
+def join(store, updates):
+    """P3KVStore.join of `store`. `updates`: of all stores that the script still holds, and that nothing may use
+    meanwhile, what it wants called behind the others' steps, or None."""
+    session = store.session
+    if not store.keys:
         raise MXNetError(
             "join: this worker has no keys to serve the others' rounds with. Trainer makes them in its first step, "
             "so every worker must take at least one; or call init"
         )
-    if update is None and store._hands_out_sums() and store._pushed_keys():
+    if updates[store] is None and store.updates.hands_out_sums and store.pushed_keys():
         raise MXNetError(_NEEDS_UPDATE)
-    for one in held:
-        for entry in list(one._keys.values()):  # this worker may have no step of its own before it joins
-            one._resuming.restore(entry)
-    stores = {one._store: _Held(one, update) for one in held}
+    for one in updates:
+        for entry in list(one.keys.values()):  # this worker may have no step of its own before it joins
+            store_snapshots.restore(one, entry)
+    stores = {one.number: _Held(one, update) for one, update in updates.items()}
     for number, keys in enumerate(session.stores.keys_by_name):
         if number not in stores:
-            stores[number] = _dropped(store._engine, keys, session.stores.norms.get(number))
+            stores[number] = _dropped(store.engine, keys, session.stores.norms.get(number))
     serve_others(session, [stores[number] for number in sorted(stores)], mx.nd.waitall)  # skips go past MXNet's engine

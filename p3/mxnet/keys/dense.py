@@ -18,8 +18,7 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 from p3._core import DTYPES
 from p3.frontend.pieces import pieces
 from p3.mxnet import _mxnet
-from p3.mxnet.arguments import checked
-from p3.mxnet.arrays import classic, is_sparse, to_dense
+from p3.mxnet.arguments import checked, classic, is_sparse, to_dense
 from p3.mxnet.factored_layers import layer_of
 from p3.mxnet.priorities import Priority
 
@@ -147,7 +146,7 @@ class DenseKey(Key):
     def __init__(self, engine, key, declared, sparse_weight=False, landing=None):
         super().__init__(engine, key, declared, sparse_weight, new_landing(declared) if landing is None else landing)
         self.densifies = False  # whether a log line has said so
-        self.leaves_whole = False  # nothing of a gradient may leave before all of it is in CPU memory
+        self.leaves_whole = declared.axes.leaves_whole  # a gradient, when all of it is in CPU memory
         self.operations = _mxnet.MXNetKey(engine, declared.handle, str(key), self.landing.handle.value)
 
     def gradient(self, values):

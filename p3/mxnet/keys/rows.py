@@ -15,8 +15,7 @@ from mxnet.base import MXNetError
 
 from p3._core import NO_SCALARS
 from p3.mxnet import _mxnet
-from p3.mxnet.arguments import checked
-from p3.mxnet.arrays import is_sparse, to_dense
+from p3.mxnet.arguments import checked, is_sparse, to_dense
 from p3.mxnet.keys.dense import Key, new_landing
 
 
