@@ -40,7 +40,6 @@ log = logging.getLogger("p3")
 _SET_OPTIMIZER, _SET_MULTI_PRECISION = 0, 1  # MXNet's numbers of commands
 _kvstores = weakref.WeakSet()  # of this process, as long as the script holds them
 
-
 # Of a snapshot: wrong arguments stay ValueError.
 _snapshot_call = functools.partial(call, as_mxnet_errors=(P3Error, TimeoutError))
 
@@ -53,14 +52,11 @@ class P3KVStore(mx.kvstore.KVStore):
 
     def __init__(self, kind=staleness.SYNC):
         self.store = Store(kind)  # for P3's own modules
+        self.check = self.store.check  # of every call
         session = self.store.session
         session.describe_optimizers = lambda: store_snapshots.numbers_of(session, _held_stores(session))
         _prepare_process(self.store.engine_is_naive)
         _kvstores.add(self)
-
-    def check(self):
-        """MXNetError if the job has failed."""
-        self.store.check()
 
     def __del__(self):
         pass  # MXNet's would free the handle
