@@ -13,6 +13,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Callable, List, Optional, Tuple
 
+import numpy as np
+
 from p3.frontend import waiting
 from p3.plan import choices
 from p3.plan.choices import Choice
@@ -68,10 +70,6 @@ class KeyRounds(ABC):
         return self.key
 
     @property
-    def is_compressed(self) -> bool:
-        return bool(self.key.axes.codec) or self.key.rank > 0
-
-    @property
     def comes_back_compressed(self) -> bool:
         return bool(self.key.axes.value_codec)
 
@@ -100,9 +98,10 @@ class KeyRounds(ABC):
 
     # What the front end does with values
 
-    @abstractmethod
     def _new_landing(self) -> Tuple[Any, Any]:
-        """Another one, with its array."""
+        """Another one, with its array: of NumPy, which is both."""
+        landing = np.empty_like(self.landing)
+        return landing, landing
 
     @abstractmethod
     def _take_value(self, operation: Any) -> bool:

@@ -62,6 +62,17 @@ def living() -> List[Any]:
     return [one for one in (reference() for reference in _trainers) if one is not None]
 
 
+def release_former(tensors: Iterable[Any], successor: str) -> None:
+    """Whoever has trained one of these until now; all workers have the same order of them. `successor`: who does from
+    here on."""
+    tensors = set(tensors)
+    for former in living():
+        taken = [one.name for one in former.parameters if one.tensor in tensors]
+        if taken:
+            more = " and %d more of its parameters" % (len(taken) - 1) if taken[1:] else ""
+            former.release("%s has taken over %s%s: call that one's methods" % (successor, taken[0], more))
+
+
 def remove(trainer: Trainer) -> None:
     """It was released, if it was ever added, and takes part no more."""
     global _released

@@ -73,14 +73,17 @@ class Steps:
         self._session.wait([one.operation for one in self._counting])
         self._counting = []
 
-    def serve_others(self, rounds: Iterable[KeyRounds], follow: Callable[[Count], None]) -> None:
+    def serve_others(
+        self, rounds: Iterable[KeyRounds], follow: Callable[[Count], None], skip_more: Callable[[], None] = lambda: None
+    ) -> None:
         """join(): takes part in the others' steps without a gradient, until every worker is here. All of the `rounds`
-        have one in each step; `follow` takes their results over."""
+        have one in each step; `skip_more` begins what else has; `follow` takes their results over."""
         rounds = list(rounds)
         while True:
             for one in rounds:
                 one.skip()
                 one.end_step()
+            skip_more()
             count = self.skip()
             waiting.wait(self._session, count.operation)  # others may take their time; a failure ends the wait
             if not count.operation.updated:

@@ -14,7 +14,7 @@ priorities of their gradients.
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Dict, List, Mapping, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Union
 
 import numpy as np
 
@@ -161,10 +161,6 @@ class _Weight(KeyRounds):
         scalars = (lr, wd, self._rescale, *counted)
         operation = self._session.pushpull(self.key, gradient, self._array, self.priority, *scalars)
         self._begin(operation, is_skip=False)
-
-    def _new_landing(self) -> Tuple[np.ndarray, np.ndarray]:
-        landing = np.empty_like(self.landing)
-        return landing, landing
 
     def _take_value(self, _operation: Any) -> bool:
         self._take_result(_operation)

@@ -1,4 +1,5 @@
-"""What scripts give to a store's methods: one key or a list of keys, each with an array or a list of arrays."""
+"""What scripts give to a store's methods: one key or a list of keys, each with an array or a list of arrays; and what
+kind of array one is."""
 
 import operator
 
@@ -48,6 +49,19 @@ def checked(array, key):
     if array.stype not in ("default", "row_sparse"):
         raise MXNetError(f"key {key!r}: got a {array.stype} array; p3_sync takes dense and row_sparse arrays only")
     return array
+
+
+def is_sparse(array):
+    return type(array) is not NDArray and array.stype != "default"
+
+
+def to_dense(array):
+    return array.tostype("default") if is_sparse(array) else array
+
+
+def classic(array):
+    """MXNet's legacy operators take its NumPy-like arrays only under their classic type; the memory is the same."""
+    return array if type(array) is NDArray or is_sparse(array) else array.as_nd_ndarray()
 
 
 def _key(key):

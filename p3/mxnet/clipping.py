@@ -22,7 +22,7 @@ from mxnet.base import MXNetError
 from p3.frontend import waiting
 from p3.frontend.steps import FIRST
 from p3.mxnet import _mxnet
-from p3.mxnet.arrays import to_dense
+from p3.mxnet.arguments import to_dense
 from p3.mxnet.priorities import Priority
 
 NOTHING_TO_CLIP = (
@@ -53,7 +53,7 @@ def clip_global_norm(trainer, max_norm):
     """
     if isinstance(max_norm, bool) or not isinstance(max_norm, numbers.Real) or not max_norm > 0:
         raise MXNetError(f"clip_global_norm: max_norm is {max_norm!r}; it must be a number above 0")
-    clip = getattr(getattr(trainer, "_kvstore", None), "_clip", None)
+    clip = getattr(getattr(getattr(trainer, "_kvstore", None), "store", None), "clip", None)
     if clip is None:
         raise MXNetError(
             'clip_global_norm needs a Trainer with a store of P3\'s, as mx.kv.create("p3_sync") makes it, behind its '

@@ -39,8 +39,8 @@ def factors(net, batch_size=None, route="auto"):
     layers share, other types than float32, and grad_req="add" stay dense; a log line says so. Returns `net`.
     """
     checked(batch_size, route)
-    blocks = _blocks_of(net)
-    owners = {}
+    blocks, owners = {}, {}
+    net.apply(blocks.setdefault)
     for block in blocks:
         for parameter in block._reg_params.values():
             owners.setdefault(parameter, []).append(block)
@@ -59,20 +59,6 @@ def factors(net, batch_size=None, route="auto"):
         if isinstance(block, mx.gluon.HybridBlock):
             block._clear_cached_op()
     return net
-
-
-def _blocks_of(net):
-    """Each once."""
-    found = {}
-
-    def visit(block):
-        if block not in found:
-            found[block] = None
-            for child in block._children.values():
-                visit(child)
-
-    visit(net)
-    return list(found)
 
 
 def layer_of(parameter):

@@ -132,7 +132,7 @@ def _adapt_trainer(trainer, store_type):
     @functools.wraps(reset)
     def _reset_kvstore(self):
         if isinstance(self._kvstore, store_type):
-            self._kvstore._expect_new_values()
+            self._kvstore.store.expect_new_values()
             self._kvstore_params["kvstore"] = self._kvstore  # also for who gave a name, which would make another store
             self._kvstore = None  # what MXNet refuses to reset; the next step sets it up again
         reset(self)
@@ -149,8 +149,8 @@ def _adapt_trainer(trainer, store_type):
         given = self._compression_params
         ways = codecs.ways_of_mxnet(given) if is_p3 and isinstance(given, dict) else codecs.Ways()
         if isinstance(kvstore, store_type):
-            up, down = (kvstore._session.option(kvstore._store, one) for one in ("compression", "value_compression"))
-            ways = codecs.Ways(ways.up or up, ways.down or down)
+            of_store = kvstore.store.compression
+            ways = codecs.Ways(ways.up or of_store.up, ways.down or of_store.down)
         if is_p3 and scaled:
             back = [] if config["update_on_kvstore"] else choices.of_sums_back(ways.down)
             combinations.require("Trainer", choices.of_compression(ways.up), *back, choices.SCALER)
@@ -173,37 +173,32 @@ def _adapt_trainer(trainer, store_type):
             self._contains_sparse_grad = True
         self._distributed = False  # as which it would not pull row_sparse sums
 
-    def scale_of(self):
-        """(loss scaler, store), or None where the store has nothing to do with it."""
-        scaler, store = getattr(self, "_amp_loss_scaler", None), self._kvstore
-        return None if scaler is None or not isinstance(store, store_type) else (scaler, store)
-
     @functools.wraps(reduce)
     def _allreduce_grads(self):
-        scaled = scale_of(self)
-        if scaled is not None:
-            scaled[1]._follow_loss_scale(scaled[0].loss_scale)
         if not isinstance(self._kvstore, store_type):
             return reduce(self)
-        self._kvstore._begin_pushes(self._optimizer)
+        store, scaler = self._kvstore.store, getattr(self, "_amp_loss_scaler", None)
+        if scaler is not None:
+            store.follow_loss_scale(scaler.loss_scale)
+        store.begin_pushes(self._optimizer)
         reduce(self)
-        self._kvstore._end_pushes()
+        store.end_pushes()
 
     @functools.wraps(update)
     def _update(self, *arguments, **named):
-        if isinstance(self._kvstore, store_type):
-            self._kvstore._end_step()
-        scaled = scale_of(self)
-        if scaled is None or self._update_on_kvstore:
+        if not isinstance(self._kvstore, store_type):
             return update(self, *arguments, **named)
-        scaler, store = scaled
+        store, scaler = self._kvstore.store, getattr(self, "_amp_loss_scaler", None)
+        store.end_step()
+        if scaler is None or self._update_on_kvstore:
+            return update(self, *arguments, **named)
         has_overflow = scaler.has_overflow
 
         def and_forget(parameters):
             overflows = has_overflow(parameters)
             if overflows:
-                store._leave_out(i for i, parameter in enumerate(self._params) if parameter.grad_req != "null")
-            store._follow_loss_scale(scaler.loss_scale)  # a snapshot that follows has both as they belong together
+                store.leave_out(i for i, parameter in enumerate(self._params) if parameter.grad_req != "null")
+            store.follow_loss_scale(scaler.loss_scale)  # a snapshot that follows has both as they belong together
             return overflows
 
         scaler.has_overflow = and_forget

@@ -1,15 +1,5 @@
 """The MXNet plugin: `mx.kv.create("p3_sync")`; and "p3_async" and "p3_ssp", whose workers may be rounds apart.
 
-One dense key, from gradient to weight: the gradients of a worker's devices are summed by MXNet on the first device and
-brought to CPU memory if they are not there; one operation of MXNet's engine sends the sum and receives the new value
-into the key's landing array; MXNet copies that to every device. Each part is queued in the engine behind what it
-reads, so every call returns at once, and a layer's weight is readable as soon as its own new value has landed.
-
-Not straight into the weight: MXNet may hold it in a blocked oneDNN layout, and a raw write would scramble it.
-
-Of a key with row_sparse gradients only the touched rows travel, and a pull into a dense array changes only rows that
-rounds have changed since the pull before (p3/mxnet/keys/rows.py).
-
 The servers update the weights, if they know the optimizer; else the sum lands and is updated here: in a weight that the
 store keeps (`set_optimizer` with an optimizer that the servers lack), or by the caller, to whom the sum is copied.
 
@@ -22,7 +12,6 @@ import functools
 import logging
 import os
 import pickle
-import sys
 import warnings
 import weakref
 
@@ -34,61 +23,25 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "P3's KVStore needs MXNet, which is not installed. Run: pip install 'p3-training[mxnet]'", name="mxnet"
     ) from None
-from mxnet import autograd
 from mxnet.base import MXNetError
 
 from p3 import codecs
-from p3._core import NO_SCALARS, P3Error
-from p3.frontend import partitions
-from p3.frontend.loss_scale import LossScale
-from p3.mxnet import _mxnet, clipping, hooks, joining, staleness, store_snapshots
-from p3.mxnet.arguments import as_list, as_trainers, checked, each, grouped
-from p3.mxnet.arrays import classic, is_sparse
+from p3._core import P3Error
+from p3.mxnet import hooks, joining, staleness, store_snapshots
+from p3.mxnet.arguments import as_list, as_trainers, checked, each, grouped, is_sparse
 from p3.mxnet.keys import beginnings
 from p3.mxnet.keys.rows import pull_rows
-from p3.mxnet.optimizers.descriptions import (
-    LiveFields, NotOnServer, describe, looks_across_keys, round_scalars, would_update_all_rows,
-)  # fmt: skip
-from p3.mxnet.optimizers.saved_states import SavedStates
-from p3.mxnet.priorities import Priorities
-from p3.mxnet.staleness import Staleness
+from p3.mxnet.store import Store, call
 from p3.plan import choices, combinations
 from p3.plan import strategy as strategies
-from p3.settings import Settings
-from p3.worker import session as sessions
 
 log = logging.getLogger("p3")
 
-_ROWS_ALONE = (
-    "key %r: so far its rows have been updated alone, as its optimizer had lazy_update=True, and now all of them would "
-    "be: leave lazy_update as it was when the key began, or begin with False"
-)
 _SET_OPTIMIZER, _SET_MULTI_PRECISION = 0, 1  # MXNet's numbers of commands
-_stores = weakref.WeakSet()  # of this process, as long as the script holds them
-
-
-def _call(method, as_mxnet_errors=(P3Error, ValueError, TimeoutError)):
-    """A call of the script: raises the job's first failure, in every call from then on, as the engine itself reports an
-    error only once. Nothing that it does belongs in a graph, and MXNet refuses to write an array of a graph while it
-    records.
-    """
-
-    @functools.wraps(method)
-    def call(self, *arguments, **named):
-        self._check()
-        try:
-            if not autograd.is_recording():
-                return method(self, *arguments, **named)
-            with autograd.pause():
-                return method(self, *arguments, **named)
-        except as_mxnet_errors as error:
-            raise MXNetError(str(error)) from error
-
-    return call
-
+_kvstores = weakref.WeakSet()  # of this process, as long as the script holds them
 
 # Of a snapshot: wrong arguments stay ValueError.
-_snapshot_call = functools.partial(_call, as_mxnet_errors=(P3Error, TimeoutError))
+_snapshot_call = functools.partial(call, as_mxnet_errors=(P3Error, TimeoutError))
 
 
 class P3KVStore(mx.kvstore.KVStore):
@@ -98,31 +51,12 @@ class P3KVStore(mx.kvstore.KVStore):
     """
 
     def __init__(self, kind=staleness.SYNC):
-        settings = Settings.from_env(os.environ)
-        self._kind = kind
-        self._staleness = Staleness(kind, settings.staleness)
-        session = self._session = sessions.current()
-        session.describe_optimizers = lambda: store_snapshots.numbers_of(session, _all_stores(session))
-        self._engine_is_naive = os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"
-        # That engine would wait for a round before it copies what the round waits for.
-        first_piece = sys.maxsize if self._engine_is_naive else session.slice_elements
-        self._engine = _mxnet.MXNetEngine(session.core, mx.base._LIB._name, first_piece)
-        self._updater = None  # Trainer looks for its `optimizer`
-        self._live_fields = None  # of what the servers update with
-        self._servers_update = False  # with that optimizer; else the updater updates the store's own weights
-        _prepare_process(self._engine_is_naive)
-        self._store = session.new_store()
-        self._keys = {}
-        self._outdated = set()  # keys that take a new value at their next init
-        self._priorities = Priorities(session, self._store, settings.priority)
-        self._loss_scale = LossScale(session)
-        self._strategy = None  # of set_strategy(), until it is held against the keys
-        self._clips = False  # set_clipping() was called
-        self._rates = None  # learning rate and weight decay of a Trainer that pushes just now
-        self._norm = None  # then, of its sums, as soon as it has a key
-        self._saved_states = SavedStates(self)
-        self._resuming = store_snapshots.Resuming(self)
-        _stores.add(self)
+        self.store = Store(kind)  # for P3's own modules
+        self.check = self.store.check  # of every call
+        session = self.store.session
+        session.describe_optimizers = lambda: store_snapshots.numbers_of(session, _held_stores(session))
+        _prepare_process(self.store.engine_is_naive)
+        _kvstores.add(self)
 
     def __del__(self):
         pass  # MXNet's would free the handle
@@ -132,20 +66,20 @@ class P3KVStore(mx.kvstore.KVStore):
     @property
     def handle(self):
         raise MXNetError(
-            f"{self._kind} has no native handle: this function of MXNet works with MXNet's own stores only"
+            f"{self.store.kind} has no native handle: this function of MXNet works with MXNet's own stores only"
         )
 
     @property
     def type(self):
-        return staleness.TYPES[self._kind]  # Gluon looks for "dist", Module for "dist" and "_sync"
+        return staleness.TYPES[self.store.kind]  # Gluon looks for "dist", Module for "dist" and "_sync"
 
     @property
     def rank(self):
-        return self._session.rank
+        return self.store.session.rank
 
     @property
     def num_workers(self):
-        return self._session.num_workers
+        return self.store.session.num_workers
 
     def is_capable(self, capability):
         if capability.lower() == self.OPTIMIZER:
@@ -173,85 +107,86 @@ class P3KVStore(mx.kvstore.KVStore):
 
         With flat=True it is Session.stats() instead: names as `p3/steps_per_s` with a number each, for TensorBoard.
         """
-        session = self._session
+        session = self.store.session
         if flat:
             return session.stats()
         stats = session.counters()
-        stats["order"] = self._priorities.order_stats()
+        stats["order"] = self.store.priorities.order_stats()
         stats["snapshots"] = dict(session.snapshots.counts)
         stats["servers"] = [session.traffic_with(server) for server in range(session.num_servers)]
         stats["keys"] = {
             key: entry.stats(session.key_counters(entry.declared), self.num_workers)
-            for key, entry in self._keys.items()
+            for key, entry in self.store.keys.items()
         }
         if servers:
             for one, itself in zip(stats["servers"], self._server_counters()):
                 one["itself"] = itself
         return stats
 
-    @_call
+    @call
     def _server_counters(self):
-        return self._session.server_counters()
+        return self.store.session.server_counters()
 
     def mark_stall(self, key, begin_ns, end_ns):
         """For `p3 trace`: the training thread waited for the key's value between these times of time.monotonic_ns()."""
-        self._session.mark_stall(self._key(key).declared, begin_ns, end_ns)
+        self.store.session.mark_stall(self.store.key(key).declared, begin_ns, end_ns)
 
     # Values in, values out. Each call may be about one key or about a list of keys with a list of values; a key that
     # the list names several times has the values of all. Arrays to copy to may have another type than the key:
     # MXNet casts. What is wrong with one key of a list is found before anything is done with the others.
 
-    @_call
+    @call
     def init(self, key, value):
         """Makes keys known; their first values are those of rank 0. A key that is initialised again keeps its value.
 
         Blocks nothing, and is no barrier.
         """
         for one_key, values in grouped(key, value):
-            beginnings.init(self, one_key, values)
+            beginnings.init(self.store, one_key, values)
 
-    @_call
+    @call
     def broadcast(self, key, value, out, priority=0):
         """init, and the first value (of rank 0) copied to `out`."""
         for one_key, values, outs in grouped(key, value, out):
-            entry = beginnings.init(self, one_key, values, outs)
+            entry = beginnings.init(self.store, one_key, values, outs)
             entry.require_outs(outs)
-            self._copy_out(entry, outs)
+            self.store.copy_out(entry, outs)
 
-    @_call
+    @call
     def push(self, key, value, priority=0):
         """Sends gradients into the keys' next rounds; the results land whether they are pulled or not."""
-        for entry, values in [(self._gradients_of(one, values), values) for one, values in grouped(key, value)]:
-            self._push(entry, values, values, priority)
+        for entry, values in [(self.store.gradients_of(one, values), values) for one, values in grouped(key, value)]:
+            self.store.push(entry, values, values, priority)
 
-    @_call
+    @call
     def pull(self, key, out=None, priority=0, ignore_sparse=True):
         """Copies to `out` what the pushes so far have led to; sparse arrays in it are left alone if `ignore_sparse`."""
         if out is None:
             raise MXNetError(f"pull of key {key!r}: no `out` to pull into was given")
+        store = self.store
         wanted = [
-            (self._key(one_key), [one for one in outs if not (ignore_sparse and is_sparse(checked(one, one_key)))])
+            (store.key(one_key), [one for one in outs if not (ignore_sparse and is_sparse(checked(one, one_key)))])
             for one_key, outs in grouped(key, out)
         ]
         for entry, outs in wanted:
             entry.require_outs(outs)
         for entry, outs in wanted:
-            self._copy_out(entry, outs)
+            store.copy_out(entry, outs)
 
-    @_call
+    @call
     def pushpull(self, key, value, out=None, priority=0):
         """push, then pull to `out`, or to `value` itself where there is no `out`."""
         known = [
-            (self._gradients_of(one_key, values), values, outs)
+            (self.store.gradients_of(one_key, values), values, outs)
             for one_key, values, outs in grouped(key, value, value if out is None else out)
         ]
         for entry, _, outs in known:
             entry.require_outs(outs)
-        pushed = [(self._push(entry, values, outs, priority), outs) for entry, values, outs in known]
+        pushed = [(self.store.push(entry, values, outs, priority), outs) for entry, values, outs in known]
         for entry, outs in pushed:  # behind all pushes, as keys may share arrays
-            self._copy_out(entry, outs)
+            self.store.copy_out(entry, outs)
 
-    @_call
+    @call
     def row_sparse_pull(self, key, out=None, priority=0, row_ids=None):
         """Copies the rows `row_ids` of what the pushes so far have led to into the row_sparse arrays `out`.
 
@@ -265,12 +200,12 @@ class P3KVStore(mx.kvstore.KVStore):
             each_ids = as_list(row_ids)
             row_ids = each_ids * len(key) if len(each_ids) == 1 else each_ids
         for one_key, outs, ids in each(key, out, row_ids):
-            entry = self._key(one_key)
-            entry.priority = self._priorities.of(entry, priority, outs)
+            entry = self.store.key(one_key)
+            entry.priority = self.store.priorities.of(entry, priority, outs)
             pull_rows(entry, outs, ids, entry.priority)
-            self._after_operation()
+            self.store.after_operation()
 
-    @_call
+    @call
     def join(self, update=None):
         """For a worker that has taken its last step: returns when every worker has called it. So steps may be uneven.
 
@@ -281,7 +216,8 @@ class P3KVStore(mx.kvstore.KVStore):
         this worker would have done, e.g. lambda store: trainer.update(batch_size). Afterwards training may go on. As
         Horovod's join, but without an idle worker's zeros on the wire.
         """
-        joining.join(self, _all_stores(self._session), update)
+        updates = {one.store: update and functools.partial(update, one) for one in _held(self.store.session)}
+        joining.join(self.store, updates)
 
     @_snapshot_call
     def snapshot(self, round, state=None, trainer=None):
@@ -295,7 +231,7 @@ class P3KVStore(mx.kvstore.KVStore):
         what cannot be in it. Waits for nothing; but a round that is due while the snapshot before is still being
         written waits for that.
         """
-        store_snapshots.take(_all_stores(self._session), round, state, as_trainers(trainer))
+        store_snapshots.take(_held_stores(self.store.session), round, state, as_trainers(trainer))
 
     @_snapshot_call
     def resume(self, trainer=None):
@@ -309,20 +245,26 @@ class P3KVStore(mx.kvstore.KVStore):
         beside them. Blocks, at most P3_WAIT_TIMEOUT_S. ValueError if the snapshot does not fit this job; a damaged one
         is logged, and the one before it taken.
         """
-        trainers = as_trainers(trainer)
-        resumed = self._session.resume()
-        if self._session.saved.own is not None:
-            for store in _all_stores(self._session):
+        session, trainers = self.store.session, as_trainers(trainer)
+        resumed = session.resume()
+        with_stores = [(one, self._store_of(one)) for one in trainers]
+        if session.saved.own is not None:
+            for store in _held_stores(session):
                 store_snapshots.restore_optimizer(store)
-            store_snapshots.restore_trainers(self, trainers)
-        elif self._session.rejoined_at is not None:
-            store_snapshots.fetch_weights(self, trainers)
-        self._session.trainers = [weakref.ref(one) for one in trainers]
+            store_snapshots.restore_trainers(session, with_stores)
+        elif session.rejoined_at is not None:
+            store_snapshots.fetch_weights(session, with_stores)
+        session.trainers = [weakref.ref(one) for one in trainers]
         return resumed
+
+    def _store_of(self, trainer):
+        """This one, if the Trainer was given the name of one."""
+        its_own = trainer._kvstore_params["kvstore"]
+        return (its_own if isinstance(its_own, P3KVStore) else self).store
 
     # Settings of the store, before its first init, the same on every worker
 
-    @_call
+    @call
     def set_gradient_compression(self, compression_params):
         """{"type": "2bit", "threshold": 0.5} as MXNet's, {"type": "fp16"}, or any other of docs/compression.md, of
         float32 gradients.
@@ -341,27 +283,27 @@ class P3KVStore(mx.kvstore.KVStore):
         ways = codecs.ways_of_mxnet(compression_params)
         combinations.require("set_gradient_compression", choices.of_compression(ways.up), choices.MXNET)
         for option, value in ways.options.items():
-            self._session.set_option(self._store, option, value)
+            self.store.session.set_option(self.store.number, option, value)
 
-    @_call
+    @call
     def set_reduction(self, reduction):
         """What a round makes of the workers' gradients: their "sum", as MXNet's stores, or their "average".
 
         The average is over the workers that took part in the round (see join), so `Trainer.step` is given the batch
         size of one worker. Blocks until the servers know.
         """
-        self._session.set_option(self._store, "reduction", {"type": reduction})
+        self.store.session.set_option(self.store.number, "reduction", {"type": reduction})
 
-    @_call
+    @call
     def set_staleness(self, rounds, keys=None):
         """Of p3_ssp and p3_async: how many rounds the fastest worker may be ahead of the slowest; or math.inf.
 
         Of the store, or of the `keys` that are named: of those with 0 rounds are synchronous. Before the first init of
         the keys it is about, the same on every worker. p3_ssp begins with P3_STALENESS, p3_async with math.inf.
         """
-        self._staleness.set(rounds, None if keys is None else as_list(keys), begun=self._keys)
+        self.store.staleness.set(rounds, None if keys is None else as_list(keys), begun=self.store.keys)
 
-    @_call
+    @call
     def set_strategy(self, strategy):
         """Which servers hold what of the store's keys: the path of a file that `p3 plan` has written, or a dict of what
         such a file has (docs/planning.md).
@@ -371,10 +313,10 @@ class P3KVStore(mx.kvstore.KVStore):
         job, it must say the same.
         """
         given = strategies.given(strategy)
-        self._session.set_strategy(self._store, given)
-        self._strategy = given
+        self.store.session.set_strategy(self.store.number, given)
+        self.store.strategy = given
 
-    @_call
+    @call
     def set_clipping(self):
         """Has the servers tell the norm of each step's sums, for p3.mxnet.clip_global_norm.
 
@@ -383,20 +325,20 @@ class P3KVStore(mx.kvstore.KVStore):
         key has one round in each step, and no key comes after the first step. MXNetError if the store updates, is not
         synchronous, or has keys already.
         """
-        discipline = choices.SYNCHRONOUS if self._kind == staleness.SYNC else choices.STALE
-        combinations.require(self._kind, choices.NORM, discipline)
-        if self._updater is not None:
-            self._refuse_updates()
-        if self._keys and not self._clips:
+        discipline = choices.SYNCHRONOUS if self.store.kind == staleness.SYNC else choices.STALE
+        combinations.require(self.store.kind, choices.NORM, discipline)
+        if self.store.updates.updater is not None:
+            self.store.refuse_updates()
+        if self.store.keys and not self.store.clips:
             raise MXNetError(
                 "set_clipping: the store has keys already; call it before the first init, as a Trainer does in its "
                 "first step"
             )
-        self._clips = True
+        self.store.clips = True
 
     # Optimizers
 
-    @_call
+    @call
     def set_optimizer(self, optimizer):
         """Has the servers update the weights, or the workers where the servers lack the optimizer. Blocks till agreed.
 
@@ -405,68 +347,23 @@ class P3KVStore(mx.kvstore.KVStore):
         After a store's first push the workers update too, as servers could not tell which gradients came before: from
         what the pushes so far have led to. So every worker must set an optimizer between the same pushes.
         """
-        is_set = optimizer is self._optimizer  # by Trainer, after a reset; its state stays
-        if is_set and self._servers_update:
-            return
-        try:
-            description = describe(optimizer)
-            if self._updates_here:
-                raise NotOnServer("the workers update this store's weights already")
-            if not self._servers_update and self._pushed_keys():
-                raise NotOnServer("gradients have been pushed without it; set it before the first push")
-        except NotOnServer as reason:
-            if is_set:
-                return
-            name = type(optimizer).__name__
-            self._staleness.require_servers(f"{name} runs on the workers: {reason}")
-            log.warning("%s updates the weights on every worker, not on the servers: %s", name, reason)
-            self._set_updater(mx.optimizer.get_updater(optimizer))
-        else:
-            self._session.set_optimizer(self._store, description)
-            for entry in self._keys.values():
-                if would_update_all_rows(optimizer, entry):
-                    raise MXNetError(_ROWS_ALONE % (entry.id,))
-            self._live_fields = LiveFields(optimizer)
-            self._servers_update, self._updater = True, mx.optimizer.get_updater(optimizer)
-            self._saved_states.begin_anew()
-            store_snapshots.restore_optimizer(self)
-        self._priorities.know_parameters(getattr(optimizer, "param_dict", None) or {})
+        self.store.set_optimizer(optimizer)
 
-    @_call
+    @call
     def _set_updater(self, updater):
         """`updater(key, sum, weight)` updates this worker's copy of the weights; all workers must do the same."""
-        self._staleness.require_servers("an updater runs on the workers")
-        if self._servers_update:
-            raise MXNetError(
-                f"the servers update this store's weights with {type(self._optimizer).__name__} already; "
-                "set another optimizer on a new store"
-            )
-        if updater is self._updater:
-            return
-        if self._clips:
-            self._refuse_updates()
-        if self._updater is None:
-            for entry in self._keys.values():
-                entry.keep_weight()
-        self._updater = updater
-        store_snapshots.restore_optimizer(self)
+        self.store.set_updater(updater)
 
-    def _refuse_updates(self):
-        raise MXNetError(
-            f"{self._kind}: with set_clipping() the Trainer updates, behind the store's sums and their norm, and not "
-            "the store: pass update_on_kvstore=False to the Trainer"
-        )
-
-    @_call
+    @call
     def save_optimizer_states(self, fname, dump_optimizer=False):
         """Writes the optimizer's state, as of this worker's last round, to one file that MXNet's Updater can load.
 
         Atomic: `fname` is the old file or the whole new one. Any worker may call it, alone. With dump_optimizer the
         file also holds the optimizer (learning rate, number of updates).
         """
-        self._saved_states.save(fname, dump_optimizer)
+        self.store.saved_states.save(fname, dump_optimizer)
 
-    @_call
+    @call
     def load_optimizer_states(self, fname):
         """Gives the optimizer the state in a file that this method, or MXNet's Updater.get_states, has written.
 
@@ -475,34 +372,20 @@ class P3KVStore(mx.kvstore.KVStore):
         another model or optimizer; then everything is as before. MXNet's format is a pickle: load only files that you
         trust.
         """
-        self._saved_states.load(fname)
+        self.store.saved_states.load(fname)
 
     @property
-    def _optimizer(self):
-        return getattr(self._updater, "optimizer", None)
-
-    @property
-    def _updates_here(self):
-        """Whether the updater updates this worker's own copy of the weights."""
-        return self._updater is not None and not self._servers_update
-
-    def _hands_out_sums(self):
-        return self._updater is None
-
-    def _updates_in_order(self):
-        """Whether it matters in which order this worker updates the keys."""
-        return self._updates_here and looks_across_keys(self._optimizer)
-
-    def _pushed_keys(self):
-        return [entry for entry in self._keys.values() if entry.pushed]
+    def _updater(self):
+        """Trainer looks for its `optimizer`."""
+        return self.store.updates.updater
 
     # The job
 
-    @_call
+    @call
     def _barrier(self):
-        self._session.barrier()
+        self.store.session.barrier()
 
-    @_call
+    @call
     def get_num_dead_node(self, node_id=0, timeout=60):
         """0, or the error that the whole job ends with when any node dies: nobody trains on beside a dead node."""
         return 0
@@ -520,135 +403,14 @@ class P3KVStore(mx.kvstore.KVStore):
                 "set_gradient_compression and stats"
             )
 
-    def _check(self):
-        try:
-            self._session.check()
-        except P3Error as error:
-            raise MXNetError(str(error)) from None
 
-    # One key
-
-    def _key(self, key):
-        try:
-            return self._keys[key]
-        except KeyError:
-            raise MXNetError(f"key {key!r} was not initialised on this store; call init or broadcast first") from None
-
-    @_call
-    def _expect_new_values(self):
-        """The next init of each key brings rank 0's new value; the optimizer and its state stay. On every worker at the
-        same point; waits for them, or one that is late would get that value in the place of the one before."""
-        mx.nd.waitall()
-        self._session.barrier("set_data() or load_parameters()")
-        self._outdated = set(self._keys)
-
-    def _gradients_of(self, key, values):
-        """The key, if it can take these arrays as its gradient."""
-        entry = self._key(key)
-        entry.require_shape(values[0], "pushed with", and_type=True)
-        for value in values[1:]:
-            entry.require_shape(value, "pushed with")  # its type is cast to that of the first
-        return entry
-
-    def _push(self, entry, values, outs, priority):
-        if self._strategy is not None:
-            self._strategy.require_keys(self._keys)
-            self._strategy = None
-        if not entry.pushed:
-            entry = beginnings.before_first_push(self, entry, values)
-        elif self._servers_update and would_update_all_rows(self._optimizer, entry):
-            raise MXNetError(_ROWS_ALONE % (entry.id,))
-        declared = entry.declared
-        self._session.begin_push(declared, -priority)  # Trainer and Module begin with 0 and go down
-        gradient = entry.gradient(values)
-        scalars = NO_SCALARS
-        if self._servers_update:
-            scalars = round_scalars(self._optimizer, entry.id, servers_count=declared.staleness > 0)
-            scalars = (*scalars, self._live_fields.of(self._optimizer, declared))
-        elif self._rates is not None and not (declared.sparse or declared.factors or declared.staleness):
-            scalars = (*self._rates, *NO_SCALARS[2:])
-        entry.priority = self._priorities.of_round(entry, priority, (*outs, *values))
-        partitions.note_push(self._session, declared)
-        if self._norm is not None:
-            self._norm.before_push(entry, self._keys.values())
-        entry.push(gradient, scalars, entry.priority)
-        entry.pushed = entry.in_steps = True
-        self._saved_states.note_round(entry.id)
-        if self._updates_here:
-            self._updater(entry.id, entry.sum_for_updater(), entry.weight)
-        self._after_operation()
-        return entry
-
-    def _begin_pushes(self, optimizer):
-        """Of a Trainer's step. Where workers update, the servers see to it that all do so at the same rate."""
-        self._rates = optimizer.learning_rate, optimizer.wd
-
-    @_call
-    def _end_pushes(self):
-        self._rates = None
-        if self._norm is not None:
-            self._norm.end_pushes(self._keys.values())
-            self._after_operation()
-
-    def _end_step(self):
-        """The Trainer is about to update by the sums as they are."""
-        if self._norm is not None:
-            self._norm.end_step()
-
-    @_call
-    def _clip(self, trainer, max_norm):
-        """p3.mxnet.clip_global_norm."""
-        if not self._clips:
-            raise MXNetError(
-                "clip_global_norm: the servers tell no norms. Call set_clipping() of the store before the first step "
-                "of the Trainer, and pass update_on_kvstore=False to that"
-            )
-        if self._norm is None:
-            raise MXNetError(clipping.NOTHING_TO_CLIP)
-        if getattr(trainer, "_amp_loss_scaler", None) is not None:
-            combinations.require("clip_global_norm", choices.CLIPPING, choices.SCALER)
-        parameters = (one for one in trainer._params if one.grad_req != "null")
-        norm = self._norm.clip([classic(grad) for one in parameters for grad in one.list_grad()], max_norm)
-        self._after_operation()
-        return norm
-
-    def _follow_loss_scale(self, scale):
-        """The gradients that are pushed next have this scale. Nothing may be under way where it has changed."""
-        self._loss_scale.follow(scale, [entry.declared for entry in self._keys.values()])
-
-    def _leave_out(self, keys):
-        """Nobody uses the sums of the last step, in which these keys were pushed and which have landed."""
-        self._loss_scale.leave_out([self._keys[key].declared for key in keys])
-
-    def _copy_out(self, entry, outs):
-        entry.copy_out(outs, entry.priority)
-        entry.outs = outs
-
-    def _follow(self, entry):
-        """Takes over what has landed in a round that this worker skipped."""
-        self._saved_states.note_round(entry.id)
-        if self._servers_update:
-            round_scalars(self._optimizer, entry.id)  # counts the update here as elsewhere
-        elif self._updates_here:
-            self._updater(entry.id, entry.sum_for_updater(), entry.weight)
-        elif entry.parameter is not None:
-            for array in entry.parameter.list_data():
-                array._fresh_grad = True  # or Trainer.update would take the sum for a stale gradient
-        self._copy_out(entry, entry.outs)
-
-    def _take_last(self, entry):
-        """Takes over the value that all workers end with, where they have been rounds apart."""
-        if entry.declared.staleness > 0:
-            self._copy_out(entry, entry.outs)
-
-    def _after_operation(self):
-        if self._engine_is_naive:
-            self._check()  # this engine waits for the operation, but drops its error
+def _held(session):
+    """By the script, in the order in which they were made."""
+    return sorted((one for one in _kvstores if one.store.session is session), key=lambda one: one.store.number)
 
 
-def _all_stores(session):
-    """That the script still holds, in the order in which they were made."""
-    return sorted((store for store in _stores if store._session is session), key=lambda store: store._store)
+def _held_stores(session):
+    return [one.store for one in _held(session)]
 
 
 @functools.lru_cache(maxsize=None)

@@ -7,8 +7,6 @@ pushes, and those of the others up to at least that many rounds before.
 
 import math
 
-from mxnet.base import MXNetError
-
 from p3.plan import choices, combinations, key_plan
 
 SYNC, ASYNC, SSP = "p3_sync", "p3_async", "p3_ssp"
@@ -36,11 +34,11 @@ class Staleness:
     def set(self, rounds, keys, begun):
         """Of these keys, or of all that have none of their own; `begun`: the keys that the store has already."""
         if self._kind == SYNC:
-            raise MXNetError(f"set_staleness: the rounds of p3_sync are synchronous; create {SSP} or {ASYNC} instead")
+            raise ValueError(f"set_staleness: the rounds of p3_sync are synchronous; create {SSP} or {ASYNC} instead")
         key_plan.staleness(rounds)
         late = [key for key in begun if (key in keys if keys is not None else key not in self._of_keys)]
         if late:
-            raise MXNetError(f"set_staleness: key {late[0]!r} was initialised already; set staleness before")
+            raise ValueError(f"set_staleness: key {late[0]!r} was initialised already; set staleness before")
         if keys is None:
             self._default = rounds
         else:

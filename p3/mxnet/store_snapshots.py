@@ -5,12 +5,11 @@ worker writes into its own part: the numbers of its optimizers (rounds counted, 
 has left out so far, and where the workers update, weights and states. Arrays are copied by MXNet's engine, behind what
 it has yet to write to them.
 
-A key takes its value back at its first init, and the rest before its first push (Resuming); an optimizer, when the
-store gets it (restore_optimizer).
+A key takes its value back at its first init (first_value), and the rest before its first push (restore); an optimizer,
+when the store gets it (restore_optimizer).
 """
 
 import math
-import weakref
 
 import mxnet as mx
 import numpy as np
@@ -42,14 +41,14 @@ tree.register(
 
 def take(stores, round, state, trainers):
     """Of all stores of this process, in their order."""
-    session = stores[0]._session
+    session = stores[0].session
     is_due = session.snapshots.due(round)
     session.progress.mark(round)
     if not is_due:
         return
     state = tree.checked({} if state is None else state, "state")
     session.snapshots.wait_for_last(round)
-    entries = [(store, entry) for store in stores for entry in store._keys.values()]
+    entries = [(store, entry) for store in stores for entry in store.keys.values()]
     completions = Completions()
     residuals = [
         entry.operations.capture(round, entry.priority, completions, number)
@@ -57,12 +56,12 @@ def take(stores, round, state, trainers):
     ]
     own = {
         "state": state,
-        "stores": {store._store: _own_of_store(store) for store in stores},
+        "stores": {store.number: _own_of_store(store) for store in stores},
         "trainers": [_own_of_trainer(trainer) for trainer in trainers],
     }
     for (store, entry), residual in zip(entries, residuals):
         if residual is not None:
-            own["stores"][store._store]["residuals"][entry.id] = np.frombuffer(residual, "float32")
+            own["stores"][store.number]["residuals"][entry.id] = np.frombuffer(residual, "float32")
 
     def describe():
         return [session.keys.describe(entry.declared, entry.id) for _, entry in entries]
@@ -77,11 +76,11 @@ def _wait(session, completions, count):
 
 
 def _own_of_store(store):
-    own = {"residuals": {}, "weights": {}, "states": None, "optimizer": _numbers(store._optimizer)}
-    if store._updates_here:
-        own["states"] = _states(store._updater)
-        if store.rank == 0:  # whose init tells the others
-            own["weights"] = {entry.id: entry.weight.copy() for entry in store._keys.values()}
+    own = {"residuals": {}, "weights": {}, "states": None, "optimizer": _numbers(store.updates.optimizer)}
+    if store.updates.here:
+        own["states"] = _states(store.updates.updater)
+        if store.session.is_first:  # whose init tells the others
+            own["weights"] = {entry.id: entry.weight.copy() for entry in store.keys.values()}
     return own
 
 
@@ -99,9 +98,9 @@ def _own_of_trainer(trainer):
     return own
 
 
-def restore_trainers(store, trainers):
-    """Gives each Trainer its keys, and with them the snapshot's weights, and what it had itself."""
-    session = store._session
+def restore_trainers(session, trainers):
+    """Gives each Trainer its keys, and with them the snapshot's weights, and what it had itself. `trainers`: each
+    with its store."""
     saved = session.saved.own["trainers"]
     if len(saved) != len(trainers):
         raise ValueError(
@@ -109,7 +108,7 @@ def restore_trainers(store, trainers):
             % (len(trainers), len(saved))
         )
     source = session.saved.source
-    for trainer, own in zip(trainers, saved):
+    for (trainer, store), own in zip(trainers, saved):
         _give_keys(store, trainer, lambda of_store, number: (source.key(of_store, number) or {}).get("shape"))
         for number, arrays in own["arrays"].items():
             for array, value in zip(trainer._params[number].list_data(), arrays):
@@ -124,29 +123,23 @@ def restore_trainers(store, trainers):
         # It updates: where the sums of its steps go, for a worker that calls join() before its first one.
         for number, parameter in enumerate(trainer._params):
             if parameter.grad_req != "null":
-                entry = _store_of(store, trainer)._keys[number]
+                entry = store.keys[number]
                 entry.in_steps, entry.outs, entry.parameter = True, parameter.list_grad(), parameter
 
 
-def fetch_weights(store, trainers):
+def fetch_weights(session, trainers):
     """In a process that has taken a lost worker's place: gives each Trainer its keys, with the job's weights."""
-    for trainer in trainers:
-        _give_keys(store, trainer, store._session.keys.agreed_shape)
-    numbers = store._session.past["numbers"]
-    for trainer, its in zip(trainers, [] if numbers is None else numbers["trainers"]):
+    for trainer, store in trainers:
+        _give_keys(store, trainer, session.keys.agreed_shape)
+    numbers = session.past["numbers"]
+    for (trainer, _), its in zip(trainers, [] if numbers is None else numbers["trainers"]):
         _restore_plain(trainer, its["scale"])
         _restore_plain(getattr(trainer, "_amp_loss_scaler", None), its["loss_scaler"])
 
 
-def _store_of(store, trainer):
-    """The Trainer's; `store` if the Trainer was given its name."""
-    its_store = trainer._kvstore_params["kvstore"]
-    return its_store if isinstance(its_store, type(store)) else store
-
-
 def _give_keys(store, trainer, shape_of):
     for number, parameter in enumerate(trainer._params):
-        shape = shape_of(_store_of(store, trainer)._store, number)
+        shape = shape_of(store.number, number)
         if parameter._deferred_init and shape is not None:  # the first batch would have told it
             parameter.shape = tuple(shape)
             parameter._finish_deferred_init()
@@ -157,73 +150,57 @@ def _give_keys(store, trainer, shape_of):
 
 def restore_optimizer(store):
     """When the store has got its updater: the optimizer's numbers, and where it updates here, the states."""
-    own, past = _saved(store), store._session.past
+    own, past = _saved(store), store.session.past
     if own is not None:
-        _restore_numbers(store._optimizer, own["optimizer"])
-        if store._updates_here:
-            _restore_states(store._updater, own["states"])
+        _restore_numbers(store.updates.optimizer, own["optimizer"])
+        if store.updates.here:
+            _restore_states(store.updates.updater, own["states"])
     elif past is not None and past["numbers"] is not None:  # in a process that has taken a lost worker's place
-        its = past["numbers"]["optimizers"].get(str(store._store))
+        its = past["numbers"]["optimizers"].get(str(store.number))
         if its is not None:
             counts = {device: dict(map(tuple, counted)) for device, counted in its["counts"]}
-            _restore_numbers(store._optimizer, dict(its, counts=counts))
+            _restore_numbers(store.updates.optimizer, dict(its, counts=counts))
 
 
-class Resuming:
-    """What the keys of a store, which has it, take back of a snapshot. Threads: the store's caller, one at a time."""
+def first_value(store, entry, arrays):
+    """What the snapshot has as the first value of a new key; None if it has none.
 
-    def __init__(self, store):
-        self._store = weakref.proxy(store)
-        self._keys = set()  # that have begun, and not taken all
-
-    def forget(self):
-        """What a snapshot has of states and residuals: a file has come after it."""
-        self._keys.clear()
-
-    def first_value(self, entry, arrays):
-        """What the snapshot has as the first value of a new key; None if it has none.
-
-        `arrays`: the script's own of this key, which must be given the value before anything is computed with them.
-        """
-        store = self._store
-        own = _saved(store)
-        is_known = own is not None and store._session.saved.source.key(store._store, entry.id) is not None
-        if (is_known or store._session.rejoined_at is not None) and any(array._fresh_grad for array in arrays):
-            raise MXNetError(
-                f"key {entry.id!r}: its first gradient was computed before the job's weights were there. Give the "
-                "Trainer to resume, before the first step: kv.resume(trainer=trainer)"
-            )
-        self._keys.add(entry.id)
-        if not is_known:
-            return None
-        if entry.id in own["weights"]:
-            return own["weights"][entry.id]
-        value = store._session.resumed_value(entry.declared, entry.id)
-        return None if value is None else _to_mxnet(value)
-
-    def restore(self, entry):
-        """Before this worker's first round of a key, once: the optimizer's state on the servers, and what compression
-        has left out here."""
-        store, is_due = self._store, entry.id in self._keys
-        self._keys.discard(entry.id)
-        if not is_due or _saved(store) is None:
-            return
-        session = store._session
-        optimizer = session.option(store._store, "optimizer")
-        states = session.saved.states(entry.declared, entry.id, optimizer)
-        if states:
-            entry.wait()
-            session.wait([session.store(entry.declared, content, part) for part, content in states.items()])
-        session.saved.restore_residual(
-            entry.declared, lambda part: part["stores"][store._store]["residuals"].get(entry.id)
+    `arrays`: the script's own of this key, which must be given the value before anything is computed with them.
+    """
+    session, own = store.session, _saved(store)
+    is_known = own is not None and session.saved.source.key(store.number, entry.id) is not None
+    if (is_known or session.rejoined_at is not None) and any(array._fresh_grad for array in arrays):
+        raise MXNetError(
+            f"key {entry.id!r}: its first gradient was computed before the job's weights were there. Give the "
+            "Trainer to resume, before the first step: kv.resume(trainer=trainer)"
         )
+    store.resuming.add(entry.id)
+    if not is_known:
+        return None
+    if entry.id in own["weights"]:
+        return own["weights"][entry.id]
+    value = session.resumed_value(entry.declared, entry.id)
+    return None if value is None else _to_mxnet(value)
+
+
+def restore(store, entry):
+    """Before this worker's first round of a key, once: the optimizer's state on the servers, and what compression has
+    left out here."""
+    session, is_due = store.session, entry.id in store.resuming
+    store.resuming.discard(entry.id)
+    if not is_due or _saved(store) is None:
+        return
+    states = session.saved.states(entry.declared, entry.id, session.option(store.number, "optimizer"))
+    if states:
+        entry.wait()
+        session.wait([session.store(entry.declared, content, part) for part, content in states.items()])
+    session.saved.restore_residual(entry.declared, lambda part: part["stores"][store.number]["residuals"].get(entry.id))
 
 
 def numbers_of(session, stores):
     """What the numbers of all optimizers are, for who takes a lost worker's place; as JSON can carry it."""
-    optimizers = {
-        str(store._store): _sendable(_numbers(store._optimizer)) if store._servers_update else None for store in stores
-    }
+    optimizers = {str(store.number): _sendable(_numbers(store.updates.optimizer)) if store.updates.on_servers else None
+                  for store in stores}  # fmt: skip
     trainers = [
         {
             "scale": {"_scale": trainer._scale},
@@ -237,11 +214,11 @@ def numbers_of(session, stores):
 
 def count_updates(store):
     """The optimizer's, in such a process where no other worker was left to tell: from the rounds of the keys."""
-    past, optimizer = store._session.past, store._optimizer
+    past, optimizer = store.session.past, store.updates.optimizer
     if past["numbers"] is None:
-        for entry in store._keys.values():
+        for entry in store.keys.values():
             if entry.id not in optimizer._index_update_count:
-                begin_behind(optimizer, entry.id, store._session.keys.updates_behind(entry.declared))
+                begin_behind(optimizer, entry.id, store.session.keys.updates_behind(entry.declared))
 
 
 def _sendable(numbers):
@@ -254,8 +231,8 @@ def _finite(numbers):
 
 
 def _saved(store):
-    own = store._session.saved.own
-    return None if own is None else own["stores"].get(store._store)
+    own = store.session.saved.own
+    return None if own is None else own["stores"].get(store.number)
 
 
 def _states(updater):

@@ -82,17 +82,23 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> List[str]:
     return [field for field in FIELDS[before["name"]] if before[field] != now[field]]
 
 
-def missing_state(before: Mapping[str, Any], now: Mapping[str, Any]) -> Optional[Tuple[str, str]]:
-    """A field that has changed between two descriptions of a rule, and the state that it asks for and that was not
-    there before; None: all that is needed is there."""
+def values_from_now_on(
+    announced: Mapping[str, Any], now: Mapping[str, Any], of: str, instead: str = ""
+) -> Optional[Tuple[float, ...]]:
+    """What rounds go by (p3/optimizer.h, FieldValues) when a rule's description has become another one; None: as
+    announced. ValueError if a field asks for a state that the servers have not begun: `of` what it is, in words, and
+    what the script may do `instead`."""
     from p3._core import state_names
 
-    kept = state_names(dict(before))
-    for field in differing(before, now):
-        for name in state_names({**before, field: now[field]}):
+    changed, kept = differing(announced, now), state_names(dict(announced))
+    for field in changed:
+        for name in state_names({**announced, field: now[field]}):
             if name not in kept:
-                return field, name
-    return None
+                raise ValueError(
+                    "%s has become %r in %s that began with %r: the servers keep no %s for it, and cannot begin one "
+                    "now. Begin with such a value%s" % (field, now[field], of, announced[field], name, instead)
+                )
+    return values(now) if changed else None
 
 
 def validate(description: Any) -> None:

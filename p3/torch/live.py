@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterable, List
 
 import torch
 
-from p3.plan.optimizers import differing, missing_state, values
+from p3.plan.optimizers import differing, values_from_now_on
 from p3.torch import rules
 from p3.torch.parameters.parameter import Parameter
 
@@ -55,7 +55,6 @@ class LiveGroups:
         changed = differing(announced, now)
         if not changed:
             return None
-        fields = values(now)
         if any(one.takes_steps for one in parameters):
             raise ValueError(
                 "with dgc the workers apply the momentum, and %s cannot change from step to step. OneCycleLR and "
@@ -67,12 +66,4 @@ class LiveGroups:
                 "%s of the param group of %s has changed, and an update is now of more rows than its sparse gradient "
                 "has: pass synchronous=True" % (", ".join(changed), of_rows[0])
             )
-        missing = missing_state(announced, now)
-        if missing is not None:
-            field, state = missing
-            raise ValueError(
-                "%s has become %r in a param group that began with %r: the servers keep no %s for it, and cannot begin "
-                "one now. Begin with such a value, or pass synchronous=True"
-                % (field, now[field], announced[field], state)
-            )
-        return fields
+        return values_from_now_on(announced, now, "a param group", ", or pass synchronous=True")

@@ -211,7 +211,7 @@ class _Shared(job.Held, LocalTrainer):
         self.control: Optional[Control] = None
         super().__init__(job.current(), list(self._shared), options, settings)
         with self.beginning():
-            _release_former(shared)
+            snapshots.release_former((one.tensor for one in shared), "LocalSteps")
         for one in shared:
             trained.names[one.tensor] = one.name  # so that they are no frozen weights
         self.control = Control(self._session, models, options.strategy)
@@ -375,11 +375,3 @@ def _places(models: Sequence[torch.nn.Module], shared: Sequence[Parameter]) -> D
     return {names[tensor]: (module, attribute, tensor.dtype, tensor.shape)
             for model in models for module in model.modules()
             for attribute, tensor in module._parameters.items() if tensor in names}  # fmt: skip
-
-
-def _release_former(shared: Sequence[Parameter]) -> None:
-    """Whoever has trained one of these parameters until now."""
-    tensors = {one.tensor for one in shared}
-    for former in snapshots.living():
-        if any(one.tensor in tensors for one in former.parameters):
-            former.release("LocalSteps has taken over its parameters: call that one's methods")

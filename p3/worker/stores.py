@@ -23,7 +23,7 @@ class Stores:
         """Each of `forget` is called with the number of a store that is gone, and the lock held."""
         self._session, self._link, self._keys, self._forget = session, link, keys, forget
         # Of each store that was made, what the script calls a key -> the Key that stands for it; whoever makes the
-        # store notes them. They stay when the script drops the store: see p3/mxnet/joining.py.
+        # store notes them. They stay when the script drops the store: see p3/frontend/serving.py.
         self.keys_by_name: List[Dict[Name, Key]] = []
         self.norms: Dict[int, Any] = {}  # by store: what tells the norm of its sums to the script; noted as those are
         self._free: List[int] = []  # numbers of stores that were released; a heap

@@ -87,7 +87,7 @@ except mx.base.MXNetError as error:
     print("rank %d: %s" % (kv.rank, " ".join(str(error).split())))
     # MXNet wakes who waits for an array before it ends the operation that has failed, which only then tells the store.
     deadline = time.monotonic() + 20
-    while kv._session.core.error is None and time.monotonic() < deadline:
+    while kv.store.session.core.error is None and time.monotonic() < deadline:
         time.sleep(0.01)
     try:
         kv.push("anything", mx.nd.zeros(1))

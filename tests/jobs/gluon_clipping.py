@@ -362,8 +362,8 @@ def in_step():
     for _ in range(2):
         kv.pushpull(0, early, out=landed[0])
         kv.pushpull(1, late, out=landed[1])
-        kv._end_pushes()
-        norms.append(kv._norm.clip([], math.inf))
+        kv.store.end_pushes()
+        norms.append(kv.store.norm.clip([], math.inf))
     deadline = time.monotonic() + 1  # for what must not happen
     while time.monotonic() < deadline:
         assert kv.stats()["keys"][0]["rounds"] <= 1
@@ -483,9 +483,9 @@ def another_session():
     pair = Pair()
     pair.step(0, NORM)
     mx.nd.waitall()
-    pair.kv._session.close()
+    pair.kv.store.session.close()
     kv = mx.kv.create("p3_sync")
-    assert kv._session is not pair.kv._session and kv._store == pair.kv._store
+    assert kv.store.session is not pair.kv.store.session and kv.store.number == pair.kv.store.number
     weight = mx.nd.ones(3)
     kv.init(0, weight)
     kv.pushpull(0, weight, out=weight)

@@ -55,7 +55,7 @@ def check_values():
             np.testing.assert_array_equal(landed[key], expected[key])
         published = published + sender(DOWN, SLICE)((expected["w"] - published).ravel()).reshape(SHAPE)
         np.testing.assert_array_equal(landed["w"], published)
-        kv._session.fetch(kv._keys["w"].declared, exact, MASTER).wait(60)
+        kv.store.session.fetch(kv.store.keys["w"].declared, exact, MASTER).wait(60)
         np.testing.assert_array_equal(exact, expected["w"])
         assert not np.array_equal(exact, published)
     print("rank %d: values are those of NumPy" % kv.rank)

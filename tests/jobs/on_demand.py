@@ -74,7 +74,7 @@ def with_mxnet():
         trainer.step(kv.num_workers)
 
     snapshot = lambda number: kv.snapshot(number, trainer=trainer)  # noqa: E731
-    return round, step, snapshot, lambda: net.weight.data().asnumpy(), kv._session
+    return round, step, snapshot, lambda: net.weight.data().asnumpy(), kv.store.session
 
 
 def main():

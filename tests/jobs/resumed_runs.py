@@ -99,7 +99,7 @@ def train(name, seed, steps):
     for net in nets:
         for parameter in net.collect_params().values():
             digest.update(parameter.data().asnumpy().tobytes())
-    kv._session.close()  # the next store begins another job
+    kv.store.session.close()  # the next store begins another job
     return round, digest.hexdigest()[:16]
 
 
@@ -122,7 +122,7 @@ def trainer_is_asked_for(folder):
     except mx.MXNetError as error:
         return "kv.resume(trainer=trainer)" in str(error)
     finally:
-        kv._session.close()
+        kv.store.session.close()
     return False
 
 

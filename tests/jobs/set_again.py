@@ -27,7 +27,7 @@ if kv.rank == 1:
 first = broadcast()
 if kv.rank == 0:
     first.wait_to_read()
-    kv._session.barrier = turns.within(kv._session.barrier, "again")
+    kv.store.session.barrier = turns.within(kv.store.session.barrier, "again")
 weight.set_data(mx.nd.array([2.0, 2.0]))
 second = broadcast()
 if kv.rank == 0:

@@ -100,7 +100,7 @@ def check_all_workers_rank_as_rank_0_does():
     store._barrier()  # what rank 0 announced has arrived
     for number, layer in enumerate(layers):
         store.push(number, layer.weight.grad())
-    positions = [store._priorities._order.place(number, -1) for number in range(3)]
+    positions = [store.store.priorities._order.place(number, -1) for number in range(3)]
     assert positions == [2, 1, 0], positions
 
 

@@ -36,5 +36,5 @@ for step in range(steps):
 digest = 0
 for layer in layers:
     digest = zlib.crc32(layer.weight.data().asnumpy().tobytes(), digest)
-order = sorted(range(5), key=lambda number: -kv._keys[number].priority.in_queues)
+order = sorted(range(5), key=lambda number: -kv.store.keys[number].priority.in_queues)
 print("worker %d has %08x and follows %s" % (kv.rank, digest, " ".join(map(str, order))))

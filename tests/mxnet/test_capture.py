@@ -46,12 +46,12 @@ def test_captures_take_their_turn_between_pushes_in_mxnets_engine():
     push(3)
     completions, residuals = Completions(), {}
     for number, (name, (store, _)) in enumerate(weights.items()):
-        key = store._keys[name]
+        key = store.store.keys[name]
         residuals[name] = key.operations.capture(ROUND, key.priority, completions, number)
     push(4)
     assert sorted(completions.next(DEADLINE_S) for _ in weights) == [(number, False) for number in range(4)]
 
-    session = kv._session
+    session = kv.store.session
     pieces = {}
     for wire_key, _, part, dtype, _, memory in session._link._server.take_captured(ROUND):
         assert part == 0
@@ -59,7 +59,7 @@ def test_captures_take_their_turn_between_pushes_in_mxnets_engine():
     rows = [1, 1, -0.5, -0.5, 1, 1, -0.5, -0.5, 1, 1]
     expected = {"dense": [-0.5] * 70000, "rows": rows, "on the servers": rows, "2bit": [0.5, 0, -0.5]}
     for name, (store, _) in weights.items():
-        plan = session.core.captured_plan(store._keys[name].declared.handle)
+        plan = session.core.captured_plan(store.store.keys[name].declared.handle)
         np.testing.assert_array_equal(np.concatenate(pieces[plan.wire_key]), expected[name], name)
     assert residuals.pop("2bit") is not None and set(residuals.values()) == {None}
     mx.nd.waitall()
@@ -71,7 +71,7 @@ def test_a_residual_that_nobody_holds_is_no_danger():
     kv.init("key", mx.nd.zeros((100000,)))
     kv.push("key", mx.nd.full((100000,), 0.75))
     completions = Completions()
-    key = kv._keys["key"]
+    key = kv.store.keys["key"]
     kept = key.operations.capture(ROUND, key.priority, completions, 0)
     for _ in range(20):
         key.operations.capture(ROUND, key.priority, Completions(), 0)
@@ -89,7 +89,7 @@ def test_a_capture_behind_a_failed_push_tells_who_waits():
         kv.init("weight", mx.nd.zeros((2, 2)))
         kv.push("weight", mx.nd.linalg.potrf(-mx.nd.ones((2, 2))))  # not positive definite
         completions = Completions()
-        key = kv._keys["weight"]
+        key = kv.store.keys["weight"]
         key.operations.capture(7, key.priority, completions, 1)
         try:
             print("done:", completions.next(30))

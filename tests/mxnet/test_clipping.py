@@ -269,7 +269,7 @@ def test_keys_that_come_late_or_twice_are_errors(kv):
     refuses("key 0 is pushed twice in one step", kv.push, 0, mx.nd.ones(2))
     backward(net)
     kv.push(1, mx.nd.ones((2, 3)))
-    kv._end_pushes()  # or no worker could join() any more
+    kv.store.end_pushes()  # or no worker could join() any more
 
 
 def test_row_sparse_weights_are_refused_as_such(kv):

@@ -61,7 +61,7 @@ def store(monkeypatch):
 def test_the_first_slice_leaves_before_the_last_piece_is_copied(store):
     elements = 3 * 50000
     store.init(0, mx.nd.zeros(elements))
-    entry, session = store._keys[0], store._session
+    entry, session = store.store.keys[0], store.store.session
     entry.wait()
     before = session.counters()["slices_sent"]
     gradient, buffer = mx.nd.full(elements, 2), mx.nd.empty(elements, mx.cpu())

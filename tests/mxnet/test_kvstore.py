@@ -275,8 +275,8 @@ def test_a_strategy_says_how_keys_are_cut_and_has_entries_for_them_alone(kv):
         kv.set_strategy({"version": 1, "default": {"servers": [1]}})
     kv.set_strategy(given)
     kv.init([7, "w"], [zeros(20), zeros(20)])
-    keys = kv._session.keys
-    assert [keys.wait_for(kv._keys[key].declared).plan.slice_elements for key in (7, "w")] == [4, 10]
+    keys = kv.store.session.keys
+    assert [keys.wait_for(kv.store.keys[key].declared).plan.slice_elements for key in (7, "w")] == [4, 10]
     with pytest.raises(MXNetError, match="has an entry for key 'late', but the keys are '7', 'w'. Correct its name"):
         kv.push(7, mx.nd.ones(20))
     kv.init("late", zeros(3))
@@ -572,7 +572,7 @@ def test_saved_states_continue_an_undisturbed_run(case, dump, tmp_path):
     stepped(store, range(4, 7), weights)
 
     other, others = opened(case)
-    other._expect_new_values()
+    other.store.expect_new_values()
     other.broadcast(list(saved), list(saved.values()), list(others.values()))
     other.load_optimizer_states(states)
     if not dump:  # then only the states are in the file
@@ -611,7 +611,7 @@ def test_the_float32_master_of_a_float16_weight_is_saved_too(tmp_path):
     saved = {key: weight.copy() for key, weight in weights.items()}
     stepped(store, range(4, 9), weights)
     other, others = opened("sgd", "float16", multi_precision=True)
-    other._expect_new_values()
+    other.store.expect_new_values()
     other.broadcast(list(saved), list(saved.values()), list(others.values()))
     other.load_optimizer_states(states)
     stepped(other, range(4, 9), others)

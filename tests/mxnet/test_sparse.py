@@ -55,7 +55,7 @@ def test_without_an_optimizer_the_sums_land_and_zeros_elsewhere(kv):
         kv.pull("key", out)
         assert np.array_equal(out.asnumpy(), expected)
     assert kv.stats()["keys"]["key"]["route"] == "rows"
-    kv._expect_new_values()
+    kv.store.expect_new_values()
     kv.broadcast("key", mx.nd.ones((5, 2)), out)
     kv.push("key", rows([1], [[5, 6]], (5, 2)))
     kv.pull("key", out)
@@ -207,7 +207,7 @@ def test_initialised_again_all_rows_are_copied(kv):
     kv.broadcast("key", mx.nd.zeros((3, 1)), out)
     kv.push("key", rows([1], [-1], (3, 1)))
     kv.pull("key", out)
-    kv._expect_new_values()
+    kv.store.expect_new_values()
     kv.broadcast("key", mx.nd.full((3, 1), 5), out)
     assert out.asnumpy().ravel().tolist() == [5, 5, 5]
     kv.push("key", rows([1], [-1], (3, 1)))
@@ -440,7 +440,7 @@ def test_whether_rows_are_updated_alone_cannot_change(kv, tmp_path):
     with pytest.raises(MXNetError, match="key 3: so far its rows have been updated alone"):
         kv.set_optimizer(sgd(momentum=0.5, lazy_update=False))
     kv.push(3, rows([0], [[1, 1]], shape))
-    kv._optimizer.lazy_update = False
+    kv._updater.optimizer.lazy_update = False
     with pytest.raises(MXNetError, match="leave lazy_update as it was"):
         kv.push(3, rows([0], [[1, 1]], shape))
 

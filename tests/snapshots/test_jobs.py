@@ -395,7 +395,7 @@ def test_who_joins_early_holds_up_no_snapshots_and_who_joins_behind_a_step_takes
         for step in range(6, 8):
             kv.pushpull("w", mx.nd.ones(3), out=value)
             if (kv.rank, step) == (0, 7):  # which comes to the end of its step when worker 1 is in join() already
-                kv._session.wait_until(lambda: kv._session.progress._joined[1] == 2, "for worker 1")
+                kv.store.session.wait_until(lambda: kv.store.session.progress._joined[1] == 2, "for worker 1")
             kv.snapshot(step + 1)
         kv.join(update=lambda store: None)
         print("sum", value.asnumpy())

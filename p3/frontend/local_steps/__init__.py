@@ -13,11 +13,4 @@ compression it is global - local, as the codecs encode what is small, and keep w
 
 Each weight is a key of its own, with one round for each exchange. Urgency goes by rounds first, so priorities are the
 deadlines: of what waits to leave, the fragment that training needs first goes first.
-
-    options       what a script asks for, checked
-    fragments     of which a model consists, and when each is due
-    value         one weight's global value: its rounds, and how it is merged
-    together      what fails on one worker fails on all; who has taken how many steps
-    trainer       all of these, for weights that a front end reads and merges
-    arrays        p3.LocalSteps: for NumPy arrays
 """

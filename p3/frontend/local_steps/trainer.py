@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import zlib
 from abc import abstractmethod
 from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
@@ -13,6 +12,7 @@ import numpy as np
 from p3._core import MASTER
 from p3.codecs import Ways
 from p3.frontend import snapshots, states, waiting
+from p3.frontend.check import Digests
 from p3.frontend.local_steps.fragments import layers_of, packed
 from p3.frontend.local_steps.options import Options
 from p3.frontend.local_steps.together import Together
@@ -63,8 +63,7 @@ class LocalTrainer(snapshots.Trainer):
             self._globals = {name: self._declare(name, *kinds[name]) for name in names}
         self._fragments = [[self._globals[name] for number in numbers for name in layers[number]]
                            for numbers in fragments]  # fmt: skip
-        self._digests = session.declare("digests", (len(names),), "int64", self._together.store)
-        waiting.from_rank_0(session, self._digests, np.zeros(len(names), np.int64))
+        self._digests = Digests(session, self._together.store, names)
 
     def begin(self) -> Optional[Dict[str, Any]]:
         """What own_state() gave for the snapshot that the job has resumed from, if it has; else None, and the local
@@ -324,13 +323,5 @@ class LocalTrainer(snapshots.Trainer):
 
     def _require_same_bits(self, fragment: Sequence[Global]) -> None:
         """P3_CHECK: RuntimeError if another worker's global values differ. Waits for all workers."""
-        members = {one.name for one in fragment}
-        own = np.array([zlib.crc32(one.landing) if name in members else 0 for name, one in self._globals.items()])
-        total = np.empty_like(own)
-        what = "for the digests of other workers (P3_CHECK), which take the same steps"
-        self._session.wait([self._session.pushpull(self._digests, own, total)], what)
-        is_same = total == own * self._session.num_workers
-        differing = [name for name, same in zip(self._globals, is_same) if not same]
-        if differing:
-            raise RuntimeError("%s: behind step %d the workers' global weights differ, in %s"
-                               % (self._session.label, self.steps_taken, ", ".join(differing)))  # fmt: skip
+        values = (one.landing if one in fragment else b"" for one in self._globals.values())
+        self._digests.require_same(values, "behind step %d the workers' global weights" % self.steps_taken)

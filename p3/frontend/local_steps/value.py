@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -33,10 +33,6 @@ class Global(KeyRounds):
         scalars = (self._outer.lr, 0.0, self._rescale, self.updates + 1.0, 1.0)
         self._begin(self._session.pushpull(self.key, sent, self._array, priority, *scalars), is_skip=False)
         self.end_step()
-
-    def _new_landing(self) -> Tuple[np.ndarray, np.ndarray]:
-        landing = np.empty_like(self.landing)
-        return landing, landing
 
     def _take_value(self, _operation: Any) -> bool:
         return True

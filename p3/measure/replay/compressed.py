@@ -14,6 +14,7 @@ from p3.measure.replay.dgc_reference import Dgc, slices_of, take_steps
 from p3.measure.replay.mxnet_replay import Replay
 from p3.measure.replay.probes import random_numbers, random_parts
 from p3.settings import Settings
+from p3.worker import session as sessions
 
 MOMENTUM = 0.9
 _MAGNITUDE = 0.5
@@ -91,7 +92,7 @@ class EncodedReplay(Replay):
     def __init__(self, mx, store: str, model: models.Model, kind: str, release: str = "layer") -> None:
         self._compression = {"type": kind}
         super().__init__(mx, store, model, "sgd", release)
-        placement, axes = self._kv._session.placement, Axes(codec=codecs.of(self._compression).complete())
+        placement, axes = sessions.current().placement, Axes(codec=codecs.of(self._compression).complete())
         self._pushers = [rank for rank in range(self.num_workers) if placement.pushed_by(rank, axes)]
 
     def make_gradients(self, layer: int) -> None:

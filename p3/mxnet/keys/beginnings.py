@@ -9,8 +9,7 @@ import logging
 from mxnet.base import MXNetError
 
 from p3.mxnet import store_snapshots
-from p3.mxnet.arguments import checked
-from p3.mxnet.arrays import is_sparse
+from p3.mxnet.arguments import checked, is_sparse
 from p3.mxnet.clipping import StoreNorm
 from p3.mxnet.keys.dense import DenseKey
 from p3.mxnet.keys.factored import FactoredKey
@@ -26,44 +25,44 @@ def init(store, key, values, outs=()):
     if len(values) > 1:
         raise MXNetError(f"key {key!r} takes one first value, not {len(values)}")
     value = checked(values[0], key)
-    entry = store._keys.get(key)
+    entry = store.keys.get(key)
     if entry is not None:
         entry.require_shape(value, "initialised again with", and_type=True)
-        if key not in store._outdated:
+        if key not in store.outdated:
             return entry
-        store._outdated.remove(key)
+        store.outdated.remove(key)
     else:
         arrays = (*values, *outs)
-        kind, name = _first_kind(store, key, value, store._priorities.parameter_of(key, arrays))
+        kind, name = _first_kind(store, key, value, store.priorities.parameter_of(key, arrays))
         entry = _declare(store, kind, key, name, value.shape, value.dtype, is_sparse(value))
-        store._priorities.add(entry, arrays)
-        resumed = store._resuming.first_value(entry, arrays)
+        store.priorities.add(entry, arrays)
+        resumed = store_snapshots.first_value(store, entry, arrays)
         if resumed is not None:
             value = resumed
     _give_first_value(store, entry, value)
-    store._saved_states.note_value(entry)
+    store.saved_states.note_value(entry)
     return entry
 
 
 def before_first_push(store, entry, gradients):
     """The key, or the one that takes its place now that the storage of its gradients and the optimizer are known."""
-    if store._session.rejoined_at is not None:
-        if not store._servers_update:
+    if store.session.rejoined_at is not None:
+        if not store.updates.on_servers:
             lost = choices.REPLACED.said("this worker has taken the place of a lost one")
             updated_here = choices.no_optimizer("the workers update the weights")
-            combinations.require(f"{store._session.label}: key {entry.id!r}", lost, updated_here)
+            combinations.require(f"{store.session.label}: key {entry.id!r}", lost, updated_here)
         store_snapshots.count_updates(store)
     entry = _factored(store, entry, gradients) or _settled(store, entry, is_sparse(gradients[0]))
-    store._resuming.restore(entry)
+    store_snapshots.restore(store, entry)
     return entry
 
 
 def _first_kind(store, key, value, parameter):
     """Of a new key, and what the job calls it."""
     sparse_weight = is_sparse(value)
-    if store._session.rejoined_at is not None:  # the others may have gone over to another kind in _settled()
+    if store.session.rejoined_at is not None:  # the others may have gone over to another kind in _settled()
         for kind in (_suitable_kind(store, sparse_weight, True, value.dtype), DenseKey):
-            if store._session.keys.agreed_shape(store._store, _name_as(kind, key)) is not None:
+            if store.session.keys.agreed_shape(store.number, _name_as(kind, key)) is not None:
                 return kind, _name_as(kind, key)
     sparse_gradient = getattr(parameter, "_grad_stype", "default") == "row_sparse"
     return _suitable_kind(store, sparse_weight, sparse_gradient, value.dtype), key
@@ -73,19 +72,19 @@ def _suitable_kind(store, sparse_weight, sparse_gradient, dtype):
     """Which kind of key suits the arrays and, as far as it is known, the optimizer."""
     if not sparse_weight and not sparse_gradient:
         return DenseKey
-    if store._optimizer is not None and not updates_rows_alone(store._optimizer, dtype):
+    if store.updates.optimizer is not None and not updates_rows_alone(store.updates.optimizer, dtype):
         return DenseKey
-    return ServerRowKey if sparse_weight and not store._updates_here else RowKey
+    return ServerRowKey if sparse_weight and not store.updates.here else RowKey
 
 
 def _settled(store, entry, sparse_gradient):
     """`entry`; or if another kind suits it, the key declared anew as that, with the value that it has."""
     kind = _suitable_kind(store, entry.sparse_weight, sparse_gradient, entry.dtype)
-    if kind is ServerRowKey and not store._servers_update:
+    if kind is ServerRowKey and not store.updates.on_servers:
         kind = RowKey  # sums go to the workers
     if type(entry) is kind or (kind is DenseKey and not sparse_gradient):
         return entry
-    if store._norm is not None:  # of which the key that is there is a part by now
+    if store.norm is not None:  # of which the key that is there is a part by now
         if entry.sparse_weight:
             raise MXNetError(
                 f"key {entry.id!r} has a row_sparse weight, which the servers update, and with set_clipping() the "
@@ -97,31 +96,30 @@ def _settled(store, entry, sparse_gradient):
         )
     name, shape, dtype = _name_as(kind, entry.id), entry.shape, entry.dtype
     settled = _declare(store, kind, entry.id, name, shape, dtype, entry.sparse_weight, entry.landing)
-    store._priorities.replace(entry, settled)
-    _give_first_value(store, settled, entry.value(entry.priority) if store.rank == 0 else None)
+    store.priorities.replace(entry, settled)
+    _give_first_value(store, settled, entry.value(entry.priority) if store.session.is_first else None)
     settled.outs = entry.outs
-    store._saved_states.give_loaded(entry.id)
+    store.saved_states.give_loaded(entry.id)
     return settled
 
 
 def _factored(store, entry, gradients):
     """The key of the weight's factors, if that is what its gradient arrays hold."""
-    layer = getattr(entry.parameter or store._priorities.parameter_of(entry.id, gradients), "_p3_layer", None)
+    layer = getattr(entry.parameter or store.priorities.parameter_of(entry.id, gradients), "_p3_layer", None)
     if layer is None or layer.shape is None:
         return None
     of_key = choices.of_staleness(entry.declared.staleness)
-    combinations.require(f"{store._session.label}: key {entry.id!r}", of_key, choices.FACTORS)
-    if layer.has_factors and store._norm is not None:
-        combinations.require(f"{store._session.label}: key {entry.id!r}", choices.CLIPPING, choices.FACTORS)
+    combinations.require(f"{store.session.label}: key {entry.id!r}", of_key, choices.FACTORS)
+    if layer.has_factors and store.norm is not None:
+        combinations.require(f"{store.session.label}: key {entry.id!r}", choices.CLIPPING, choices.FACTORS)
     declared = layer.declare(entry.declared)
     if not layer.has_factors:
         return None
-    factored = FactoredKey(store._engine, declared, entry, layer)
-    store._priorities.replace(entry, factored)
-    store._keys[entry.id] = factored
-    store._session.stores.keys_by_name[store._store][entry.id] = declared
-    store._saved_states.give_loaded(entry.id)
-    store._after_operation()
+    factored = FactoredKey(store.engine, declared, entry, layer)
+    store.priorities.replace(entry, factored)
+    store.note(factored)
+    store.saved_states.give_loaded(entry.id)
+    store.after_operation()
     return factored
 
 
@@ -132,26 +130,25 @@ def _name_as(kind, key):
 
 
 def _declare(store, kind, key, name, shape, dtype, sparse_weight, landing=None):
-    if store._clips and store._norm is None:
-        store._norm = StoreNorm(store._session, store._engine, store._store)
-    if store._norm is not None and store._norm.has_begun:
+    if store.clips and store.norm is None:
+        store.norm = StoreNorm(store.session, store.engine, store.number)
+    if store.norm is not None and store.norm.has_begun:
         raise MXNetError(
             f"key {key!r} comes after the first step, whose norm the servers have told: with set_clipping() all keys "
             "are initialised before. Run a forward pass of the whole net before the Trainer's first step"
         )
-    rounds = store._staleness.of(key)
-    if not store._keys and store.rank == 0 and store._staleness:
-        log.warning(store._staleness.describe())
-    declared = store._session.declare(name, shape, dtype, store._store, kind is not DenseKey, rounds)
-    entry = store._keys[key] = kind(store._engine, key, declared, sparse_weight, landing)
-    entry.leaves_whole = declared.axes.leaves_whole
-    store._session.stores.keys_by_name[store._store][key] = declared
+    rounds = store.staleness.of(key)
+    if not store.keys and store.session.is_first and store.staleness:
+        log.warning(store.staleness.describe())
+    declared = store.session.declare(name, shape, dtype, store.number, kind is not DenseKey, rounds)
+    entry = kind(store.engine, key, declared, sparse_weight, landing)
+    store.note(entry)
     return entry
 
 
 def _give_first_value(store, entry, value):
-    entry.priority = store._priorities.at_init(entry)
-    entry.init(value if store.rank == 0 else None, entry.priority)
-    if store._updates_here:
+    entry.priority = store.priorities.at_init(entry)
+    entry.init(value if store.session.is_first else None, entry.priority)
+    if store.updates.here:
         entry.keep_weight()
-    store._after_operation()
+    store.after_operation()

@@ -18,8 +18,7 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 from p3._core import DTYPES
 from p3.frontend.pieces import pieces
 from p3.mxnet import _mxnet
-from p3.mxnet.arguments import checked
-from p3.mxnet.arrays import classic, is_sparse, to_dense
+from p3.mxnet.arguments import checked, classic, is_sparse, to_dense
 from p3.mxnet.factored_layers import layer_of
 from p3.mxnet.priorities import Priority
 
@@ -57,6 +56,10 @@ class Key:
     def push(self, gradient, scalars, priority):
         """`gradient`: what gradient() has made of a call's arrays."""
         self.operations.push(gradient.handle.value, scalars, priority)
+
+    def skip(self, completions, token):
+        """In join(), as StoreNorm.skip()."""
+        self.operations.skip(self.priority, completions, token)
 
     def keep_weight(self):
         self.weight = self.landing.copy()
@@ -143,7 +146,7 @@ class DenseKey(Key):
     def __init__(self, engine, key, declared, sparse_weight=False, landing=None):
         super().__init__(engine, key, declared, sparse_weight, new_landing(declared) if landing is None else landing)
         self.densifies = False  # whether a log line has said so
-        self.leaves_whole = False  # nothing of a gradient may leave before all of it is in CPU memory
+        self.leaves_whole = declared.axes.leaves_whole  # a gradient, when all of it is in CPU memory
         self.operations = _mxnet.MXNetKey(engine, declared.handle, str(key), self.landing.handle.value)
 
     def gradient(self, values):

@@ -2,7 +2,7 @@
 
 import mxnet as mx
 
-from p3.mxnet.arrays import classic
+from p3.mxnet.arguments import classic
 from p3.mxnet.factored_layers import factors_in
 from p3.mxnet.keys.dense import DenseKey
 

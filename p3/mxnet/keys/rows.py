@@ -5,8 +5,6 @@ to the script's weight, and nothing else: rows that the script itself writes int
 touched. The first copy to an array is a whole one.
 
 ServerRowKey: the weight is row_sparse and lives on the servers; workers read the rows that they ask for.
-
-Known at init if the value is row_sparse, or if the Parameter's gradient is; else at the first push (beginnings.py).
 """
 
 import mxnet as mx
@@ -15,8 +13,7 @@ from mxnet.base import MXNetError
 
 from p3._core import NO_SCALARS
 from p3.mxnet import _mxnet
-from p3.mxnet.arguments import checked
-from p3.mxnet.arrays import is_sparse, to_dense
+from p3.mxnet.arguments import checked, is_sparse, to_dense
 from p3.mxnet.keys.dense import Key, new_landing
 
 
@@ -45,9 +42,6 @@ class _KeyOfRows(Key):
         density = counters["touched_rows"] / self.shape[0]
         route = "slices" if counters["as_slices"] else "rows"
         return dict(counters, route=route, compression=None, alpha=alpha, union_density=density)
-
-    def _all_rows(self):
-        return np.arange(self.shape[0], dtype=np.int64)
 
 
 class RowKey(_KeyOfRows):
@@ -110,7 +104,7 @@ class ServerRowKey(_KeyOfRows):
         pass  # another kind of key takes over at the first push
 
     def value(self, priority):
-        return self.read_rows(self._all_rows(), priority)
+        return self.read_rows(np.arange(self.shape[0], dtype=np.int64), priority)
 
     def read_rows(self, ids, priority):
         rows = self.new_rows(ids)

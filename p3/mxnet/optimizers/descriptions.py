@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import mxnet as mx
 
-from p3.plan.optimizers import FIELDS, differing, missing_state, per_round, validate, values
+from p3.plan.optimizers import FIELDS, per_round, validate, values_from_now_on
 from p3.worker.key import Key
 
 # MXNet's class -> our algorithm.
@@ -59,7 +59,7 @@ def describe(optimizer: Any) -> Dict[str, Any]:
 
 
 class LiveFields:
-    """What rounds go by (p3/optimizer.h, FieldValues) while the numbers of an optimizer change behind describe()."""
+    """What rounds go by while the numbers of an optimizer change behind describe()."""
 
     def __init__(self, optimizer: Any) -> None:
         self._announced = describe(optimizer)
@@ -71,8 +71,11 @@ class LiveFields:
         """Of a push of that key; None: as announced. ValueError if it cannot go by what the optimizer has now."""
         now = self._numbers(optimizer)
         if now != self._read:
-            description = _described(optimizer, self._announced)
-            self._fields = values(description) if differing(self._announced, description) else None
+            try:
+                description = describe(optimizer)
+            except NotOnServer as error:
+                raise ValueError(f"the servers cannot go on with this optimizer: {error}") from None
+            self._fields = values_from_now_on(self._announced, description, "an optimizer")
             self._read = now
         if self._fields is not None and key.axes.takes_steps:
             raise ValueError(
@@ -83,21 +86,6 @@ class LiveFields:
 
     def _numbers(self, optimizer: Any) -> Tuple[Any, ...]:
         return tuple(getattr(optimizer, attribute) for attribute in self._attributes)
-
-
-def _described(optimizer: Any, announced: Mapping[str, Any]) -> Dict[str, Any]:
-    try:
-        description = describe(optimizer)
-    except NotOnServer as error:
-        raise ValueError(f"the servers cannot go on with this optimizer: {error}") from None
-    missing = missing_state(announced, description)
-    if missing is not None:
-        field, state = missing
-        raise ValueError(
-            f"{field} has become {description[field]!r} in an optimizer that began with {announced[field]!r}: the "
-            f"servers keep no {state}, and cannot begin one now. Begin with such a value"
-        )
-    return description
 
 
 def looks_across_keys(optimizer: Any) -> bool:
@@ -113,9 +101,7 @@ def _attribute(algorithm: str, field: str) -> str:
     return "float_stable_eps" if (algorithm, field) == ("adagrad", "epsilon") else field
 
 
-def round_scalars(
-    optimizer: Any, index: Any, servers_count: bool = False
-) -> Tuple[float, float, float, float, float]:
+def round_scalars(optimizer: Any, index: Any, servers_count: bool = False) -> Tuple[float, float, float, float, float]:
     """(lr, wd, rescale, updates, schedule) of the next update of key `index`, as `optimizer.update` computes them.
 
     Counts the update, so call it exactly once for each round of a key. The bias corrections of Adam and Adamax are in

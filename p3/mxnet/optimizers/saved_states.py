@@ -26,16 +26,16 @@ class SavedStates:
         self._begun = set()  # ids of keys whose states have begun anew, and which have had no round since
 
     def save(self, path, dump_optimizer):
-        store = self._store
+        store, updates = self._store, self._store.updates
         optimizer = _optimizer_of(store, "saved")
-        states = _fetch(store, optimizer, self._with_states()) if store._servers_update else store._updater.states
+        states = _fetch(store, optimizer, self._with_states()) if updates.on_servers else updates.updater.states
         if dump_optimizer:
             optimizer = _with_servers_counts(store, optimizer)
         optimizer_states.write(path, states, optimizer if dump_optimizer else None)
 
     def load(self, path):
-        store = self._store
-        optimizer, keys = _optimizer_of(store, "loaded"), store._keys
+        store, updates, keys = self._store, self._store.updates, self._store.keys
+        optimizer = _optimizer_of(store, "loaded")
         states, saved_optimizer = optimizer_states.read(path)
         if saved_optimizer is not None:
             _require_same_kind(store, optimizer, saved_optimizer, path)
@@ -43,31 +43,31 @@ class SavedStates:
         if unknown:
             raise MXNetError(f"{path} holds the state of another model: this store has no key {', '.join(unknown)}")
         arrays = {key: optimizer_states.from_mxnet(optimizer, key, keys[key].template, states[key]) for key in states}
-        store._resuming.forget()  # the file's word comes later than the snapshot's
-        if not store._servers_update:
-            store._updater.states, store._updater.states_synced = states, dict.fromkeys(states, False)
+        store.resuming.clear()  # the file's word comes later than the snapshot's
+        if not updates.on_servers:
+            updates.updater.states, updates.updater.states_synced = states, dict.fromkeys(states, False)
         else:
-            begun = [entry for entry in store._pushed_keys() if entry.id not in arrays]
+            begun = [entry for entry in store.pushed_keys() if entry.id not in arrays]
             arrays.update(self._begun_anew(begun, optimizer))
             self._give_between_barriers(arrays, saved_optimizer)
             self._loaded = {key: arrays[key] for key in arrays if not keys[key].pushed}
         if saved_optimizer is not None:
             saved_optimizer.param_dict = getattr(optimizer, "param_dict", {})
-            store._updater.optimizer = saved_optimizer
+            updates.updater.optimizer = saved_optimizer
 
     def begin_anew(self):
         """For an optimizer that takes the place of one of its kind: its states begin as MXNet would begin them."""
         store = self._store
-        if _compression_of(store) == choices.DGC:
+        if choices.of_compression(store.compression.up) == choices.DGC:
             return  # each worker keeps its momentum
         begun, self._loaded = self._with_states(), {}
         if begun:
-            self._give_between_barriers(self._begun_anew(begun, store._optimizer), None)
+            self._give_between_barriers(self._begun_anew(begun, store.updates.optimizer), None)
 
     def _with_states(self):
         """The keys of which the servers have a state."""
-        loaded = (self._store._keys[key] for key in self._loaded)
-        return [*(entry for entry in loaded if not entry.pushed), *self._store._pushed_keys()]
+        loaded = (self._store.keys[key] for key in self._loaded)
+        return [*(entry for entry in loaded if not entry.pushed), *self._store.pushed_keys()]
 
     def _begun_anew(self, entries, optimizer):
         """Their states, as MXNet would begin them."""
@@ -80,16 +80,16 @@ class SavedStates:
     def note_value(self, entry):
         """The key has another value: MXNet would make its state with the next update, and DCASGD's has the weight."""
         if entry.id in self._begun:
-            self._give_between_barriers({entry.id: _fresh(self._store._optimizer, entry)}, None)
+            self._give_between_barriers({entry.id: _fresh(self._store.updates.optimizer, entry)}, None)
 
     def give_loaded(self, key):
         """Of a key that has just become of another kind: what was loaded before."""
         store = self._store
         if key in self._loaded:
-            _give(store, {key: self._loaded.pop(key)}, store._optimizer)
+            _give(store, {key: self._loaded.pop(key)}, store.updates.optimizer)
 
     def _give_between_barriers(self, states, counted_by):
-        with between_barriers(self._store._session, "load_optimizer_states(), set_optimizer() or set_data()"):
+        with between_barriers(self._store.session, "load_optimizer_states(), set_optimizer() or set_data()"):
             _give(self._store, states, counted_by)
 
 
@@ -99,27 +99,23 @@ def _fresh(optimizer, entry):
 
 
 def _optimizer_of(store, action):
-    optimizer = store._optimizer
+    optimizer = store.updates.optimizer
     if optimizer is None:
         raise MXNetError(f"no optimizer was set on this store, so no states can be {action}; call set_optimizer")
-    where = f"{store._session.label}: store {store._store}"
-    combinations.require(where, _compression_of(store), choices.STATE_FILES.said(f"to be {action}"))
+    where, compression = f"{store.session.label}: store {store.number}", choices.of_compression(store.compression.up)
+    combinations.require(where, compression, choices.STATE_FILES.said(f"to be {action}"))
     return optimizer
-
-
-def _compression_of(store):
-    return choices.of_compression(store._session.option(store._store, "compression"))
 
 
 def _require_same_kind(store, optimizer, saved, path):
     kind, saved_kind = type(optimizer).__name__, type(saved).__name__
     same = type(saved) is type(optimizer)
-    if same and store._servers_update:
+    if same and store.updates.on_servers:
         kind, saved_kind = describe(optimizer), describe(saved)
         same = kind == saved_kind
     if not same:
         raise MXNetError(f"{path} holds the state of {saved_kind}, but this store's optimizer is {kind}")
-    for entry in store._keys.values() if store._servers_update else ():
+    for entry in store.keys.values() if store.updates.on_servers else ():
         if would_update_all_rows(saved, entry):
             raise MXNetError(
                 f"{path} holds the state of a {type(saved).__name__} that updates all rows, but this store's optimizer "
@@ -142,7 +138,7 @@ def _fetch(store, optimizer, entries):
                     arrays[part] = np.empty(key.landing_shape, dtype)
                     yield key, part, arrays[part]
 
-    fetch(store._session, parts())
+    fetch(store.session, parts())
     made = {}
     for entry, arrays in fetched.items():
         master = arrays.pop(MASTER, None)
@@ -153,8 +149,8 @@ def _fetch(store, optimizer, entries):
 def _with_servers_counts(store, optimizer):
     """A copy that has counted what the servers have, of keys with staleness: all workers' pushes."""
     counts = {
-        entry.id: store._session.updates(entry.declared)
-        for entry in store._pushed_keys() if entry.declared.staleness > 0
+        entry.id: store.session.updates(entry.declared)
+        for entry in store.pushed_keys() if entry.declared.staleness > 0
     }  # fmt: skip
     if counts:
         optimizer = copy.copy(optimizer)
@@ -172,8 +168,8 @@ def _give(store, given, counted_by):
 
     def parts():
         for name, (arrays, master) in given.items():
-            entry = store._keys[name]
-            if not has_a_say(store._session, entry.declared):
+            entry = store.keys[name]
+            if not has_a_say(store.session, entry.declared):
                 continue
             entry.wait()
             contents = dict(enumerate(arrays, 1))
@@ -182,4 +178,4 @@ def _give(store, given, counted_by):
             for part, content in contents.items():
                 yield entry.declared, part, np.ascontiguousarray(content), counts.get(name, 0)
 
-    give(store._session, parts())
+    give(store.session, parts())

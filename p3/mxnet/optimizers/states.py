@@ -12,7 +12,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import MXNetError
 
-from p3.mxnet.arrays import classic
+from p3.mxnet.arguments import classic
 from p3.snapshots.files import write_file
 
 # np_shape in this file: or MXNet takes a length of 0, and the empty shape, for "not known yet". Not around files, which

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from typing import Any, Callable, Dict, Iterable, List, Optional
+from typing import Any, Callable, Dict, Iterable, Optional
 
 import numpy as np
 import torch
@@ -239,10 +239,7 @@ class Clipping(Overlapping):
         if not self._is_complete:
             self._begin_norm()
 
-    def _rounds_of_step(self) -> List[Any]:
-        return [*super()._rounds_of_step(), _NormRound(self._skip_norm)]
-
-    def _skip_norm(self) -> None:
+    def _skip_more(self) -> None:
         self._begin_norm()
         self._skipped = self._numbers.skip()
 
@@ -274,22 +271,6 @@ class Clipping(Overlapping):
             self._has_warned = True
             log.warning("the norm of the mean gradients is %s: no worker takes this step, nor others of which that is "
                         "so", clip.norm)  # fmt: skip
-
-
-class _NormRound:
-    """The norm's, in join()."""
-
-    def __init__(self, begin: Callable[[], None]) -> None:
-        self.skip = begin
-
-    def end_step(self) -> None:
-        pass
-
-    def take_last(self) -> None:
-        pass
-
-    def land(self) -> None:
-        pass
 
 
 def _single(number: float) -> float:

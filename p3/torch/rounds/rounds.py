@@ -31,7 +31,7 @@ from p3.torch.parameters import advice, pending, trained
 from p3.torch.parameters.arrays import on_host
 from p3.torch.parameters.parameter import Parameter
 from p3.torch.parameters.watched import Watched
-from p3.torch.requirements import is_factored, require_same_parameters
+from p3.torch.requirements import is_factored, parameters_of, require_same_parameters
 from p3.torch.rounds import beginning
 from p3.torch.rounds.check import Check
 from p3.torch.rounds.control import Control
@@ -66,7 +66,7 @@ class Rounds(job.Held, snapshots.Trainer):
         self._descriptions: List[Optional[dict]] = [None] * len(optimizer.param_groups)  # the servers have them
         self._staleness = staleness
         names = {tensor: name for name, tensor in named_parameters(models)}
-        self._release_former()
+        snapshots.release_former(parameters_of(optimizer), "another DistributedOptimizer")
         self._stores = [session.new_store(strategy) for _ in optimizer.param_groups]
         self._parameters: Dict[torch.Tensor, Parameter] = {}
         self._comparisons = Comparisons()
@@ -155,9 +155,8 @@ class Rounds(job.Held, snapshots.Trainer):
     def _follow(self) -> None:
         """In join(): takes over what a step of the others has made."""
 
-    def _rounds_of_step(self) -> List[Any]:
-        """All that has a round in each step, for join(): first the parameters."""
-        return list(self._parameters.values())
+    def _skip_more(self) -> None:
+        """In join(), behind the parameters: begins what else has a round in each step."""
 
     def _update_one(self, parameter: Parameter, gradient: torch.Tensor, group: Dict[str, Any]) -> bool:
         """The mean gradient of a parameter has landed. See Parameter, `update_here`."""
@@ -496,18 +495,9 @@ class Rounds(job.Held, snapshots.Trainer):
             if after_step is not None:
                 after_step()
 
-        self._control.steps.serve_others(self._rounds_of_step(), follow)
+        self._control.steps.serve_others(self._parameters.values(), follow, self._skip_more)
 
     # The end
-
-    def _release_former(self) -> None:
-        """Whoever has trained one of these parameters until now; all workers have the same order of them."""
-        tensors = {tensor for group in self._optimizer.param_groups for tensor in group["params"]}
-        for former in snapshots.living():
-            taken = [one.name for one in former.parameters if one.tensor in tensors]
-            if taken:
-                former.release("another DistributedOptimizer has taken over %s%s: call that one's methods"
-                               % (taken[0], " and %d more of its parameters" % (len(taken) - 1) if taken[1:] else ""))
 
     def release(self, why: str = "") -> None:
         """See optimizer.py. `why`: not by the script's own call."""
