@@ -25,7 +25,7 @@ import collections.abc
 import operator
 import os
 import sys
-from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -85,11 +85,13 @@ class SplitSampler(Sampler):
         seed: int = 0,
     ) -> None:
         self._length = _whole("p3.SplitSampler: length", length)
-        self._worker, self._even = _worker(rank, num_workers), even
+        self._worker, self._even = _worker(rank, num_workers), even  # of the next iteration: place, of so many
+        self._rank = self._worker[0]
         self._shuffle = bool(shuffle)
         self._seed = _whole("p3.SplitSampler: seed", seed, 1 << 32)
         self._epoch = self._consumed = 0  # where the next iteration begins
-        self._begun: Optional[Tuple[int, int]] = None  # where the last one began: epoch, samples consumed by all
+        # Where the last one began: epoch, samples consumed by all, and among how many it is split.
+        self._begun: Optional[Tuple[int, int, int]] = None
         _turns(0, *self._worker, even)  # a wrong `even` is an error here
 
     def set_epoch(self, epoch: int) -> None:
@@ -97,6 +99,14 @@ class SplitSampler(Sampler):
         epoch = _whole("p3.SplitSampler: epoch", epoch, 1 << 32)
         if epoch != self._epoch:
             self._epoch, self._consumed = epoch, 0
+
+    def share_among(self, members: Sequence[int]) -> None:
+        """From the next iteration on, among the workers of these ranks (p3.torch.members, Session.agree_on_members),
+        in their order; on all of them alike. ValueError if this worker is none of them."""
+        ranks = [_whole("p3.SplitSampler: a rank", rank) for rank in members]
+        if self._rank not in ranks or len(set(ranks)) < len(ranks):
+            raise ValueError("p3.SplitSampler: this worker has rank %d, and the members are %r" % (self._rank, ranks))
+        self._worker = ranks.index(self._rank), len(ranks)
 
     def state_dict(self, taken: int) -> Dict[str, Any]:
         """Where all workers are in the data; the same on each, and for any number of workers to go on from.
@@ -111,9 +121,9 @@ class SplitSampler(Sampler):
         if self._begun is None:
             epoch, consumed = self._epoch, self._consumed
         else:
-            epoch, consumed = self._begun
-            if taken < len(self._rest(consumed, 0)):  # of worker 0, which has no fewer than any other
-                consumed += taken * self._worker[1]
+            epoch, consumed, sharing = self._begun
+            if taken < len(self._rest(consumed, (0, sharing))):  # of the first, which has no fewer than any other
+                consumed += taken * sharing
             else:
                 epoch, consumed = epoch + 1, 0
         return {"epoch": epoch, "consumed": consumed, **self._order()}
@@ -138,7 +148,8 @@ class SplitSampler(Sampler):
         return len(self._rest(self._consumed))
 
     def __iter__(self) -> Iterator[int]:
-        self._begun = epoch, consumed = self._epoch, self._consumed
+        epoch, consumed = self._epoch, self._consumed
+        self._begun = epoch, consumed, self._worker[1]
         self._epoch, self._consumed = epoch + 1, 0
         turns = self._rest(consumed)
         if not self._shuffle:
@@ -151,10 +162,9 @@ class SplitSampler(Sampler):
         """What the common order of an epoch is made from."""
         return {"length": self._length, "shuffle": self._shuffle, "seed": self._seed}
 
-    def _rest(self, consumed: int, rank: Optional[int] = None) -> range:
-        """This worker's places in the common order, behind those that all have consumed."""
-        own, num_workers = self._worker
-        turns = _turns(self._length - consumed, own if rank is None else rank, num_workers, self._even)
+    def _rest(self, consumed: int, worker: Optional[Tuple[int, int]] = None) -> range:
+        """The places of that worker, or of this one, in the common order, behind those that all have consumed."""
+        turns = _turns(self._length - consumed, *(worker or self._worker), self._even)
         return range(turns.start + consumed, turns.stop + consumed, turns.step)
 
 

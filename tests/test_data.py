@@ -177,6 +177,39 @@ def test_a_resumed_epoch_with_as_many_workers_goes_on_with_the_same_batches():
     assert list(resumed) == list(sampler)  # the next epoch
 
 
+@pytest.mark.parametrize("even", [None, "pad"])
+def test_those_who_are_left_share_the_rest_of_an_epoch_and_the_next_ones(even):
+    for length, taken in [(0, 0), (1, 0), (50, 3), (50, 7), (51, 12), (52, 13)]:
+        samplers = [p3.SplitSampler(length, rank, 4, even=even) for rank in range(4)]
+        parts = [list(sampler) for sampler in samplers]
+        left = [samplers[rank] for rank in (0, 2, 3)]
+        seen = [sample for part in parts for sample in part[:taken]]
+        for sampler in left:
+            state = sampler.state_dict(taken)  # of the iteration that four have begun, whenever it is asked for
+            sampler.share_among([0, 2, 3])
+            assert sampler.state_dict(taken) == state
+            sampler.load_state_dict(state)
+        if state["epoch"] == 0:
+            seen += [sample for sampler in left for sample in sampler]
+            assert set(seen) == set(range(length)) and (even or len(seen) == length), (length, taken)
+        next_epoch = [list(sampler) for sampler in left]
+        assert in_turn(next_epoch)[:length] == list(one_epoch(length, 1)), length
+
+
+def one_epoch(length, epoch):
+    sampler = p3.SplitSampler(length, 0, 1)
+    sampler.set_epoch(epoch)
+    return sampler
+
+
+def test_who_is_no_member_gets_no_share():
+    for members in ([0, 2], [0, 1, 1], []):
+        with pytest.raises(ValueError, match="this worker has rank 1, and the members are"):
+            p3.SplitSampler(10, 1, 3).share_among(members)
+    with pytest.raises(ValueError, match="a rank must be a whole number"):
+        p3.SplitSampler(10, 1, 3).share_among(["1"])
+
+
 def test_set_epoch_of_the_resumed_epoch_keeps_its_place_and_of_another_one_does_not():
     sampler = p3.SplitSampler(50, 1, 3)
     iter(sampler)

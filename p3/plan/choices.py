@@ -111,6 +111,7 @@ JOIN = Choice("join()", "`optimizer.join()`")
 SHOWN_MEANS = Choice("mean gradients that the script sees before step()",
                      "`optimizer.synchronize()` or `clip_grad_norm_()` between `backward()` and `step()`")  # fmt: skip
 WEIGHTS = Choice("weights of workers", "`optimizer.weigh()`")
+WEIGHTS_OF_ENDED = Choice("weights where workers have ended", "`optimizer.weigh()`, and `optimizer.join()` later")
 INDEPENDENT = Choice("an optimizer that is said to update each parameter by itself",
                      "`DistributedOptimizer(independent=True)`")  # fmt: skip
 AWAITED = Choice("updates of all parameters in step()", "`DistributedOptimizer(synchronous=True)`")

@@ -16,7 +16,8 @@ from p3.plan.choices import (
     Choice, DENSE, DGC, ENCODED, ENCODED_BACK, FACTORS, GPU, INDEPENDENT, JOIN, JOINT, LATE_SCALER, LEAVING,
     LOCAL_STEPS, LOW_RANK, MEAN, MOVING, MXNET, NAMED_SCALER, NORM, NOT_FLOAT32, NO_RULE, OTHER_RULE, PLAIN, RELEASE,
     REPLACED, RESIDUAL, RESIDUAL_BACK, ROWS, SCALER, SGD, SHOWN_MEANS, SNAPSHOTS, STALE, STATE_FILES, STEPS_TAKEN,
-    TORCH, TRAINERS, UNAWAITED, UNNAMED_SCALER, VECTOR, WEIGHTS, WHOLE_NUMBERS, of_plan,
+    TORCH, TRAINERS, UNAWAITED, UNNAMED_SCALER, VECTOR, WEIGHTS, WEIGHTS_OF_ENDED,
+    WHOLE_NUMBERS, of_plan,
 )  # fmt: skip
 from p3.plan.key_plan import KeyPlan
 
@@ -163,6 +164,8 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
               "one", "Use another compression, or unset P3_ON_WORKER_LOSS"),
     Exclusion(LEAVING, (FACTORS,), "every worker needs the factors of every other one",
               "Unset P3_ON_WORKER_LOSS, or %s" % _LEAVE_OUT),
+    Exclusion(LEAVING, (WEIGHTS_OF_ENDED,), "nobody can tell how many workers there are that take no steps",
+              "Unset P3_ON_WORKER_LOSS, or let all workers take as many steps, weigh(0) included"),
     Exclusion(LEAVING, (TRAINERS,), "it gathers batches and metrics by torch.distributed, which fails with a worker",
               "Unset P3_ON_WORKER_LOSS, and let the job start again from a snapshot: p3 run --restarts"),
     Exclusion(LEAVING, (AGGREGATION,), "what a worker had added up for others would be lost with it",

@@ -106,6 +106,20 @@ def test_a_scheduler_that_is_killed_is_outlived(processes, tmp_path):
     assert err.count("ended with signal SIGKILL; starting another one, while the job goes on") == 2
 
 
+def test_a_worker_that_is_killed_is_left_behind_if_the_job_goes_on_without(processes, tmp_path):
+    started = start(processes, tmp_path, "patient", P3_ON_WORKER_LOSS="continue")
+    told = jobs.workers(tmp_path, SIZE)
+    for rank in (0, 2):  # with the first, whose nodes stay
+        os.kill(told[rank]["pid"], signal.SIGKILL)
+    for rank in (1, 3):
+        os.kill(told[rank]["pid"], signal.SIGTERM)  # it then takes steps and a barrier, and ends
+    codes, out, err = ends(started, tmp_path)
+    assert codes == [0] * SIZE, err
+    assert err.count("ended with signal SIGKILL; the job goes on without it") == 2
+    number, digests, _ = jobs.digests(out)
+    assert (number, len(digests)) == (2, 1), out
+
+
 def test_workers_that_do_not_notice_the_end_of_the_job_are_ended(processes, tmp_path):
     started = start(processes, tmp_path, "stuck")
     told = jobs.workers(tmp_path, SIZE)

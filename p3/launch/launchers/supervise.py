@@ -1,6 +1,7 @@
 """Runs one worker's command under another launcher, and the nodes that its place asks for; ends all of them together.
 
-A worker that fails, a node that does, and a neighbour on this machine that does (lifeline.py) are failures of the job.
+A worker that fails, a node that does, and a neighbour on this machine that does (lifeline.py) are failures of the job;
+but where the job goes on without lost workers, one that is killed is none, and its nodes stay.
 The scheduler tells the other machines; they then have a few seconds to end with an error of their own. Signals from the
 launcher go to the command, whose end says what they meant. If this process is killed, the kernel ends its children.
 Threads: none. Children, signals, the scheduler's reports and lifelines wake one loop.
@@ -45,13 +46,15 @@ def run(settings: Settings, adapter: Adapter, folder: str, command: List[str]) -
     encryption.require(settings)
     with meeting.arrange(settings, adapter.place(os.environ), folder, os.environ) as (channel, place, address):
         met = meeting.meet(settings, place, channel, address)
-        supervisor = _Supervisor(place, channel, outlives_schedulers=not settings.replaces_workers)
+        supervisor = _Supervisor(place, channel, settings)
         return supervisor.run(met, adapter.threads_of(os.environ), command)
 
 
 class _Supervisor:
-    def __init__(self, place: Place, channel: meeting.Channel, outlives_schedulers: bool) -> None:
-        self._place, self._channel, self._outlives_schedulers = place, channel, outlives_schedulers
+    def __init__(self, place: Place, channel: meeting.Channel, settings: Settings) -> None:
+        self._place, self._channel = place, channel
+        self._outlives_schedulers = not settings.replaces_workers
+        self._goes_on_without = settings.goes_on_without
         self._label = "worker %d (%s)" % (place.rank, socket.gethostname())
         self._worker: Optional[subprocess.Popen] = None
         self._nodes: List[nodes.Node] = []
@@ -155,8 +158,12 @@ class _Supervisor:
 
     def _look_for_the_dead(self) -> None:
         """The only one that asks the kernel, so that nobody's end is seen and not judged."""
-        if self._worker is not None and self._worker.poll():
-            self._fail("%s ended with %s" % (self._label, how_ended(self._worker.returncode)), self._worker.returncode)
+        if self._worker_lives() and self._worker.poll():
+            died = "%s ended with %s" % (self._label, how_ended(self._worker.returncode))
+            if self._goes_on_without and self._worker.returncode < 0:  # the scheduler judges whether the others can
+                _say("%s; the job goes on without it" % died)
+            else:
+                self._fail(died, self._worker.returncode)
         for number, (role, process) in enumerate(self._nodes):
             if process.poll() and role == "scheduler" and self._is_outlived():
                 died = "the scheduler of %s ended with %s; starting another one, while the job goes on"

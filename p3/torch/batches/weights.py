@@ -28,6 +28,7 @@ class Weights:
         self._counted: Optional[Count] = None  # by whom they have been told
         self._factor: Optional[float] = None  # once it is known
         self.is_begun = False  # the step has been counted, and its round has not ended
+        self.is_used = False
         self.lasts_step = False  # not the round alone: the step has a closure, and may have many
 
     def begin(self, samples: Any) -> None:
@@ -37,7 +38,7 @@ class Weights:
             raise ValueError("%s: weigh() was called before in this step, and step() has not ended it: call it once in "
                              "each step" % self._session.label)  # fmt: skip
         self._samples, self._factor = number, None
-        self._counted, self.is_begun = self._count(number), True
+        self._counted, self.is_begun, self.is_used = self._count(number), True, True
 
     def factor(self) -> float:
         """By which a gradient is to be multiplied before it leaves; 0.0: nothing of it counts. The first call of a step
@@ -48,7 +49,9 @@ class Weights:
             self._steps.wait(self._counted)
             require_told_by_all(self._session, self._counted)
             total, *_ = self._counted.told
-            self._factor = self._samples * len(self._session.members) / total
+            # By which the servers divide. Who has departed they know before this worker hears of it.
+            workers = self._counted.workers if self._session.goes_on_without else self._session.num_workers
+            self._factor = self._samples * workers / total
             if not math.isfinite(self._factor):
                 raise ValueError("%s: weigh(%r): all workers together have %r, which is too large"
                                  % (self._session.label, self._samples, total))  # fmt: skip

@@ -484,6 +484,8 @@ class Rounds(job.Held, snapshots.Trainer):
         if self._weights.is_begun:
             raise ValueError("%s: weigh() has begun a step, which the others wait for: call step() before join()"
                              % self._session.label)  # fmt: skip
+        if self._weights.is_used and self._session.goes_on_without:
+            combinations.require("%s: join()" % self._session.label, choices.LEAVING, choices.WEIGHTS_OF_ENDED)
         self._begin()
         self._land()
 
