@@ -202,7 +202,7 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
               'Take "topk" or "int4" as codec'),
     Exclusion(LOCAL_STEPS, (LOW_RANK,), "lowrank is for gradients, and what travels are differences of weights",
               'Take "topk" or "int4" as codec'),
-    Exclusion(LOCAL_STEPS, (REPLACED, LEAVING), "a lost worker has taken its local weights with it",
+    Exclusion(LOCAL_STEPS, (REPLACED,), "a lost worker has taken its local weights with it",
               "Unset P3_ON_WORKER_LOSS, and let the job start again from a snapshot: p3 run --restarts"),
     Exclusion(LOCAL_STEPS, (FACTORS,), "no gradients travel, whose factors these are",
               "Leave p3.torch.factors out"),

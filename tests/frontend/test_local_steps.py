@@ -102,6 +102,13 @@ def test_local_steps_are_those_of_the_papers(workers, fragments, every, delay, a
     assert run(workers, "follows", *given).count("follows") == workers
 
 
+@pytest.mark.parametrize("fragments, every, delay, alpha", [("0-1-2", 10, 0, 0), ("0,1,2", 6, 2, 0.5)])
+def test_workers_that_die_leave_the_others_to_the_mean_of_who_is_left(fragments, every, delay, alpha):
+    given = (100, fragments, every, delay, alpha, 0.7, 0.9, 1, "0:35", "2:71")
+    output = run(4, "follows", *given, P3_ON_WORKER_LOSS="continue", P3_CHECK="1")
+    assert sorted(re.findall(r"worker (\d) follows", output)) == ["1", "3"], output
+
+
 def test_an_exchange_behind_each_step_is_training_on_averaged_weights():
     assert run(3, "averaged").count("averages") == 3
 

@@ -82,6 +82,11 @@ class Reference:
         self.every, self.delay, self.alpha = every, delay, alpha
         self.lr, self.momentum, self.nesterov = lr, momentum, nesterov
         self.coming = {}  # what is merged behind a step
+        self.gone = set()
+
+    def depart(self, worker):
+        """What it has sent stays."""
+        self.gone.add(worker)
 
     def step(self, t):
         """t: from 1 on."""
@@ -95,15 +100,17 @@ class Reference:
                 one[name] = self.alpha * one[name] + (1 - self.alpha) * value
 
     def stepped(self, name):
-        delta = sum(self.theta[name] - one[name] for one in self.locals) / len(self.locals)
+        left = [one for worker, one in enumerate(self.locals) if worker not in self.gone]
+        delta = sum(self.theta[name] - one[name] for one in left) / len(left)
         self.velocity[name] = self.momentum * self.velocity[name] + delta
         change = delta + self.momentum * self.velocity[name] if self.nesterov else self.velocity[name]
         self.theta[name] = self.theta[name] - self.lr * change
         return self.theta[name]
 
 
-def follows(session, steps, layers, every, delay, alpha, lr, momentum, nesterov):
-    """`layers`: of each fragment, as "0,1 2"."""
+def follows(session, steps, layers, every, delay, alpha, lr, momentum, nesterov, *deaths):
+    """`layers`: of each fragment, as "0,1 2". `deaths`: "RANK:STEP" of each."""
+    deaths = {int(rank): int(step) for rank, step in (one.split(":") for one in deaths)}
     layers = [one.split("-") for one in layers.split(",")]
     outer = {"lr": float(lr), "momentum": float(momentum), "nesterov": nesterov == "1"}
     training = p3.LocalSteps(session, first("float64"), every=int(every), fragments=len(layers), delay=int(delay),
@@ -111,6 +118,12 @@ def follows(session, steps, layers, every, delay, alpha, lr, momentum, nesterov)
     reference = Reference(session.num_workers, "float64", layers, int(every), int(delay), float(alpha), **outer)
     inner, weights = Adam(), training.arrays
     for step in range(int(steps)):
+        if deaths.get(session.rank) == step:
+            training._land()  # so that all that it has sent has come
+            os.kill(os.getpid(), signal.SIGKILL)
+        for rank, when in deaths.items():
+            if when == step:
+                reference.depart(rank)
         weights = training.step(inner.step(weights, session.rank, step))
         reference.step(step + 1)
         off = distance(weights, reference.locals[session.rank])

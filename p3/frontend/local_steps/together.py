@@ -6,7 +6,7 @@ Else who has failed would go on, or end, and the others would wait for it in the
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 
@@ -22,21 +22,21 @@ class Together:
 
     def __init__(self, session: Session, strategy: Optional[Strategy]) -> None:
         self._session, self.store = session, session.new_store(strategy)
-        self._numbers = session.declare("numbers", (session.num_workers,), "int64", self.store)
-        waiting.from_rank_0(session, self._numbers, np.zeros(session.num_workers, np.int64))
+        self._numbers = session.declare("numbers", (2, session.num_workers), "int64", self.store)  # and who gives one
+        waiting.from_rank_0(session, self._numbers, np.zeros((2, session.num_workers), np.int64))
 
-    def numbers(self, own: int, what: str) -> List[int]:
-        """Of all workers, by rank. `what` is waited for, in words."""
-        sent = np.zeros(self._session.num_workers, np.int64)
-        sent[self._session.rank] = own
+    def numbers(self, own: int, what: str) -> Dict[int, int]:
+        """Of all workers that have not departed, by rank. `what` is waited for, in words."""
+        sent = np.zeros((2, self._session.num_workers), np.int64)
+        sent[:, self._session.rank] = own, 1
         total = np.empty_like(sent)
         self._session.wait([self._session.pushpull(self._numbers, sent, total)], what)
-        return total.tolist()
+        return {rank: number for rank, (number, gives) in enumerate(total.T.tolist()) if gives}
 
     def another(self, own: int, what: str) -> Optional[Tuple[int, int]]:
         """The first worker that has another number, and that; None: all have the same. So all hear of a difference."""
         numbers = self.numbers(own, what)
-        return next(((rank, number) for rank, number in enumerate(numbers) if number != own), None)
+        return next(((rank, number) for rank, number in numbers.items() if number != own), None)
 
     @contextlib.contextmanager
     def failing(self, of: str, undo: Callable[[], Any] = lambda: None) -> Iterator[None]:
@@ -58,4 +58,4 @@ class Together:
 
     def _failed(self, of: str, here: bool) -> List[int]:
         numbers = self.numbers(int(here), "for other workers in %s" % of)
-        return [rank for rank, number in enumerate(numbers) if number]
+        return [rank for rank, number in numbers.items() if number]

@@ -56,6 +56,8 @@ class LocalTrainer(snapshots.Trainer):
         self.store = session.new_store(plan)
         with self.beginning():
             self._require_alike()
+        if session.goes_on_without:
+            session.set_option(self.store, "reduction", {"type": "mean"})
         for option, value in options.codec.options.items():
             session.set_option(self.store, option, value)
         session.set_optimizer(self.store, options.outer.description(self._sends_weights))
