@@ -172,6 +172,9 @@ def test_the_next_scheduler_knows_who_has_departed(tmp_path, processes):
         line = run.read_line()
         assert line, run.wait(10)
         said += line + "\n"
+    argv = [sys.executable, "-m", "p3", "top", "--once", "--pid", str(run.popen.pid)]
+    processes.append(Process(argv, clean_environment(), tmp_path))
+    assert "1 (lost)" in processes[-1].wait(30).out
     scheduler = scheduler_of(run)
     os.kill(scheduler, signal.SIGKILL)
     wait_until(lambda: scheduler_of(run) not in (None, scheduler), "another scheduler")

@@ -93,7 +93,7 @@ class Watching:
 
     def _process(self, node: Node) -> views.Process:
         entry = self._roster.by_node[node]
-        state = "left" if entry.left else "lost" if entry.gone else "runs"
+        state = "lost" if entry.gone else "left" if entry.left else "runs"
         return views.Process(node.rank, node.host, entry.join["machine"], state, entry.last_round, entry.reports)
 
     async def feed(self, take: Callable[[dict], None], every_s: float, span_s: float) -> None:
