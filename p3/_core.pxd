@@ -332,6 +332,12 @@ cdef class CoreArray:
     cdef CoreArray over(shared_ptr[char] data, Py_ssize_t elements, DType dtype)
 
 
+cdef class Memory:
+    cdef object owner
+    cdef void* address
+    cdef Py_ssize_t nbytes
+
+
 cdef class Completions:
     cdef CCompletions* queue
 

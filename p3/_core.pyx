@@ -206,6 +206,17 @@ cdef class CoreArray:
             view.strides = &self.itemsize
 
 
+cdef class Memory:
+    """That of an object which tells its address and has no buffer protocol, as a tensor of torch; NumPy's array of one
+    costs more than all else that is done with a small gradient. `owner`: what keeps it."""
+
+    def __cinit__(self, owner, size_t address, Py_ssize_t nbytes):
+        self.owner, self.address, self.nbytes = owner, <void*>address, nbytes
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        PyBuffer_FillInfo(view, self, self.address, self.nbytes, 0, flags)
+
+
 cdef check_size(name, size_t nbytes, size_t expected, rows):
     if nbytes == expected:
         return

@@ -62,7 +62,7 @@ class KeyRounds(ABC):
         self._counts = True  # the last round
         self._is_stale = key.staleness > 0
         self._may_go_ahead = self.goes_ahead and self._is_stale
-        self.also_awaited: Callable[[], Any] = lambda: None  # before a result is taken over; may be interrupted
+        self.also_awaited: Optional[Callable[[], Any]] = None  # before a result is taken over; may be interrupted
 
     @property
     def state_key(self) -> Key:
@@ -156,7 +156,7 @@ class KeyRounds(ABC):
     def renew_for_step(self) -> None:
         """The same, for the step's own forward pass."""
         if not self.is_new and self._under_way is not None:
-            self._make_room()
+            self._make_room() if self._may_go_ahead else self.land()
 
     def _make_room(self) -> None:
         """Another round may begin: nothing is under way, or with staleness one round that the value may do without.
@@ -205,8 +205,12 @@ class KeyRounds(ABC):
             if self._before is not None:
                 self._take_before()
             return False
-        self.await_result()
-        self.also_awaited()
+        if round.operation.done:  # as of most, by the time that it is needed
+            self._session.check()
+        else:
+            self.await_result()
+        if self.also_awaited is not None:
+            self.also_awaited()
         return self._take_over(round)
 
     def await_result(self) -> Any:

@@ -87,8 +87,8 @@ def scalars(group: Dict[str, Any], rescale: float, updates: int) -> Tuple[float,
     lr, wd = group["lr"], group["weight_decay"]
     if type(lr) is not float:
         lr = number(lr)
-    if type(wd) is not float:
-        wd = number(wd)
+    if type(wd) is not float:  # torch's own default is 0
+        wd = float(wd) if type(wd) is int else number(wd)
     if "lr_decay" in group:
         lr /= 1 + (updates - 1) * group["lr_decay"]
     return lr, wd, rescale, float(updates), 1.0

@@ -251,6 +251,14 @@ class Session(Control):
             return self.core.push_rows(key.handle, ids, values, landing, priority, scalars)
         return self.core.push(key.handle, gradient, landing, priority, scalars, gated, more, tell)
 
+    def push_memory(self, key: Key, gradient: Any, landing: Any, priority: int, scalars: tuple, more: bool) -> Any:
+        """pushpull() of a dense key without `rank`, for a front end that pushes many small gradients, and has seen to
+        it that both arrays are of the key's shape and type: only the number of bytes is looked at here. `scalars`: lr
+        and so on, with `fields` or without."""
+        self.check()
+        self.begin_push(key)
+        return self.core.push(key.handle, gradient, landing, priority, scalars, False, more)
+
     def flush(self) -> None:
         """What was pushed with `more` leaves now, as it does with the next call of another kind."""
         self.core.flush()
@@ -354,8 +362,10 @@ class Session(Control):
     def begin_push(self, key: Key, order: Optional[int] = None) -> None:
         """Before a push is queued, and counted anywhere; for who pushes past pushpull() as well. `order`: of the key
         among those of its store, if the script says so (see Steps.push)."""
-        self._options.begin_push(key, self.keys.require_to_push)
-        self.progress.push(key, order)
+        if key.handle not in self._options.pushed_keys.get(key.store, ()):
+            self._options.begin_push(key, self.keys.require_to_push)
+        if self.progress.is_noted:
+            self.progress.push(key, order)
 
     # What all workers agree on
 

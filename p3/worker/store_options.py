@@ -33,7 +33,7 @@ class StoreOptions:
         self._wanted: Dict[Tuple[int, str], dict] = {}  # store and name -> what this worker asked for
         self._agreed: Dict[Tuple[int, str], dict] = {}
         self._pushed: Set[int] = set()  # stores to which this worker has pushed
-        self._pushed_keys: Dict[int, Set[int]] = {}  # by store: the handles of its keys to which it has
+        self.pushed_keys: Dict[int, Set[int]] = {}  # by store: the handles of its keys to which it has
         session.handle("option_agreed", self._on_agreed)
 
     def wanted(self, store: int, name: str) -> Optional[dict]:
@@ -51,13 +51,11 @@ class StoreOptions:
         this worker goes without one is compared with what others have set, or their rounds would be updated, and ours
         summed."""
         store = key.store
-        if key.handle in self._pushed_keys.get(store, ()):
-            return
         with self._session.changed:
             require(key)
             goes_without = store not in self._pushed and (store, "optimizer") not in self._wanted
             self._pushed.add(store)
-            self._pushed_keys.setdefault(store, set()).add(key.handle)
+            self.pushed_keys.setdefault(store, set()).add(key.handle)
         if goes_without:
             self._link.send({"kind": "option", "store": store, "name": "optimizer", "value": {}})
 
@@ -145,7 +143,7 @@ class StoreOptions:
             for known in [one for one in table if one[0] == store]:
                 del table[known]
         self._pushed.discard(store)
-        self._pushed_keys.pop(store, None)
+        self.pushed_keys.pop(store, None)
 
     def _on_agreed(self, message: dict) -> None:
         self._agreed[message["store"], message["name"]] = message["value"]

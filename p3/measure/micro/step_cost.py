@@ -6,7 +6,8 @@ A model of small layers trains with SGD with momentum, by turns in plain torch a
 this process. Between two steps the thread rests until new values have come, as they have on a real network where the
 forward pass does not wait. Given is the median step's processor time of this thread alone, in each repeat, and their
 median and range: all of the step, and what it takes beyond the forward and the backward pass. Plain torch has its own
-update there, P3 has it made by the servers, or with clipping and `synchronous` by the workers.
+update there, P3 has it made by the servers, or with clipping and `synchronous` by the workers. The last column is what
+all other threads of the process take for a step: those of the worker's core, and the server's.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from typing import Callable, Dict, List, Sequence
+from typing import Callable, Dict, List, Sequence, Tuple
 
 from p3.measure import arguments as given
 from p3.measure.jobs import machine
@@ -37,18 +38,21 @@ def main(arguments: Sequence[str]) -> int:
 
     torch.set_num_threads(1)
     times: Dict[str, List[float]] = {name: [] for name in WAYS}
+    others: Dict[str, List[float]] = {name: [] for name in WAYS}
     for _ in range(options.repeats):
         for name, make in WAYS.items():
-            times[name].append(_ms_a_step(torch, make, options.parameters, options.steps))
+            own, other = _ms_a_step(torch, make, options.parameters, options.steps)
+            times[name].append(own)
+            others[name].append(other)
     print("%s; torch %s; %d parameters of at most %d elements, one thread"
           % (machine.in_a_line(), torch.__version__, options.parameters, WIDTH * WIDTH))  # fmt: skip
-    print("%-34s%-24s%-24s%s" % ("ms a step", "all", "beyond both passes", "us a parameter"))
+    print("%-34s%-24s%-24s%-16s%s" % ("ms a step", "all", "beyond both passes", "us a parameter", "other threads"))
     passes = statistics.median(times[PASSES])
     for name, repeats in times.items():
         beyond = [one - passes for one in repeats]
         each = "%.1f" % (1e3 * statistics.median(beyond) / options.parameters)
-        print("%-34s%-24s%s" % (name, _in_words(repeats),
-                                "" if name == PASSES else "%-24s%s" % (_in_words(beyond), each)))  # fmt: skip
+        cost = ("", "") if name == PASSES else (_in_words(beyond), each)
+        print("%-34s%-24s%-24s%-16s%s" % (name, _in_words(repeats), *cost, _in_words(others[name])))
     return 0
 
 
@@ -62,24 +66,27 @@ def _model(torch, parameters: int):
     return torch.nn.Sequential(*layers, *[torch.nn.Linear(WIDTH, 1, bias=False)] * (parameters % 2))
 
 
-def _ms_a_step(torch, make: Callable, parameters: int, steps: int) -> float:
+def _ms_a_step(torch, make: Callable, parameters: int, steps: int) -> Tuple[float, float]:
+    """Of this thread, and of all others."""
     model, batch = _model(torch, parameters), torch.randn(4, WIDTH)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     optimizer, update = make(torch, optimizer, model)
-    spent = []
+    spent, elsewhere = [], []
     gc.collect()
     for number in range(-WARMUP, steps):
-        began = time.thread_time()
+        began, of_all = time.thread_time(), time.process_time()
         optimizer.zero_grad()
         model(batch).square().mean().backward()
         update()
         took = time.thread_time() - began
+        time.sleep(PAUSE_S)
         if number >= 0:
             spent.append(1e3 * took)
-        time.sleep(PAUSE_S)
+            others = (time.process_time() - of_all) - (time.thread_time() - began)
+            elsewhere.append(1e3 * max(others, 0.0))
     if hasattr(optimizer, "release"):
         optimizer.release()
-    return statistics.median(spent)
+    return statistics.median(spent), statistics.median(elsewhere)
 
 
 # What is done with optimizer and model, to get the optimizer to train with and what stands behind backward().

@@ -18,7 +18,7 @@ from p3.frontend.rounds import KeyRounds, Round
 from p3.torch import rules
 from p3.torch.parameters import advice, pending, trained
 from p3.torch.parameters.arrays import (
-    DTYPES, bits, flat, in_memory_order, integers, like, other_holders, shape_in_memory,
+    DTYPES, bits, flat, in_memory_order, integers, like, memory_of, other_holders, shape_in_memory,
 )  # fmt: skip
 
 # Each push wakes the sender, which may take the training thread's core. Most parameters are as small as a bias.
@@ -34,6 +34,10 @@ class _Gradient:
         self.tensor = tensor
         self.version = tensor._version
         self.bits = bits(tensor) if is_watched else None  # None: nobody looks
+
+    def notes_no_more_than(self, tensor: torch.Tensor) -> bool:
+        """Whether this is what would be made of the tensor now, if nobody looked at its bits."""
+        return self.tensor is tensor and self.version == tensor._version and self.bits is None
 
     def is_unwritten(self) -> bool:
         is_same = self.tensor._version == self.version
@@ -78,6 +82,7 @@ class Parameter(KeyRounds):
         self._array_of_tensor: Any = None  # the same of its memory, if that was the landing before
         self.is_on_cpu = tensor.device.type == "cpu"
         self._is_small = tensor.numel() * tensor.element_size() <= _SMALL_BYTES
+        self._kind, self._strides = self._kind_of(landing), landing.stride()  # of each gradient, as it is pushed
         self._may_swap = self._has_own_memory()
 
     def _has_own_memory(self) -> bool:
@@ -158,29 +163,42 @@ class Parameter(KeyRounds):
 
         `more`: others follow soon, with which a small gradient can leave.
         """
-        self._make_room()
+        if self._under_way is not None:
+            self._make_room()
         self._require_unwritten()
         gradient = self.tensor.grad
-        if self._kind_of(gradient) != self._kind_of(self.landing):
+        if self._kind_of(gradient) != self._kind:
             raise ValueError("the gradient of %s is of %s, shape %s, on %s, but its key is of %s, %s, on %s: change "
                              "these before DistributedOptimizer"
-                             % (self.name, *self._kind_of(gradient), *self._kind_of(self.landing)))  # fmt: skip
+                             % (self.name, *self._kind_of(gradient), *self._kind))  # fmt: skip
         self._sent = self._scalars()
-        sent = _Gradient(gradient, self.is_watched)
+        sent = self._gradient
+        if self.is_watched or sent is None or not sent.notes_no_more_than(gradient):
+            sent = _Gradient(gradient, self.is_watched)
         self._begin(self._push(gradient, more and self._is_small), is_skip=False)
         self._gradient = sent
-
-    def _begin(self, operation: Any, is_skip: bool) -> None:
         if self.updates == 0 or self.lacks:
-            unread = rules.unread_states(self.description, self.fields)
-            self.lacks = unread if self.updates == 0 else tuple(name for name in self.lacks if name in unread)
-        super()._begin(operation, is_skip)
+            self._note_lacks()
+
+    def skip(self) -> None:
+        super().skip()
+        if self.updates == 0 or self.lacks:
+            self._note_lacks()
+
+    def _note_lacks(self) -> None:
+        unread = rules.unread_states(self.description, self.fields)
+        self.lacks = unread if self.updates == 0 else tuple(name for name in self.lacks if name in unread)
 
     def _as_landing(self, gradient: torch.Tensor) -> torch.Tensor:
         """Dense, and in the order of memory of the landing."""
+        if gradient.layout is torch.strided and gradient.stride() == self._strides:
+            return gradient
         return like(self.landing, gradient if gradient.layout == torch.strided else gradient.to_dense())
 
     def _push(self, gradient, more):
+        if self.key.rank == 0:
+            source = memory_of(self._as_landing(gradient))
+            return self._session.push_memory(self.key, source, self._array, self.priority, self._sent, more)
         source = in_memory_order(self._as_landing(gradient))
         return self._session.pushpull(self.key, source, self._array, self.priority, *self._sent, more=more)
 
@@ -191,8 +209,9 @@ class Parameter(KeyRounds):
             return (*rules.scalars_of_apart(self.group, self._rescale), self.fields)
         return (*rules.scalars(self.group, self._rescale, self.updates + 1), self.fields)
 
-    def end_step(self) -> None:
-        """The round is the current step's: ValueError if what it was pushed with no longer holds."""
+    def end_step(self, group_then: Optional[Dict[str, Any]] = None) -> None:
+        """The round is the current step's: ValueError if what it was pushed with no longer holds. `group_then`: where
+        workers update, as_now() of its group."""
         if self._sent is not None and self._scalars() != self._sent:
             raise ValueError(
                 "learning rate or weight decay of %s was changed between backward() and step(), when the gradient was "
@@ -203,27 +222,31 @@ class Parameter(KeyRounds):
                 "under way already: %s. Change them before backward(), or pass synchronous=True"
                 % (self.name, rules.change_of(self.description, self._sent[-1], self.fields))
             )
-        if self._update_here is not None:  # a scheduler may change the group before that, and a tensor in it in place
-            copied = {name: value.clone() for name, value in self.group.items() if isinstance(value, torch.Tensor)}
-            self._group_then = {**self.group, **copied}
-        self.release_gradient("step(). " + self.advice.to_change)
+        if self._update_here is not None:
+            self._group_then = as_now(self.group) if group_then is None else group_then
+        self.release_gradient(awaits_mean=False)
 
-    def release_gradient(self, until: str) -> None:
-        """P3 looks at it no more: ValueError if it was changed since it was pushed, as nobody could before `until`."""
-        if self._sent is not None:
-            sent = self._gradient
-
-            def problem() -> str:
-                return ("the gradient of %s was changed when it was under way already, between backward() and %s"
-                        % (self.name, until))  # fmt: skip
-
-            if not self._is_as_it_was(sent, problem):
-                raise ValueError(problem())
+    def release_gradient(self, awaits_mean: bool) -> None:
+        """P3 looks at it no more: ValueError if it was changed since it was pushed. `awaits_mean`: as the step does."""
+        has_left = self._sent is not None
+        if has_left:
+            sent, now = self._gradient, self.tensor.grad
+            if now is not sent.tensor or now._version != sent.version or sent.bits is not None:
+                self._require_as_it_was(sent, awaits_mean)
             if self._may_go_ahead:
                 self._under_way.pushed = sent
-        self._has_left, self.has_zero_gradient = self._sent is not None, False
+        self._has_left, self.has_zero_gradient = has_left, False
         self._sent, self.is_new = None, False
-        self.forget_gradient()
+        self._gradient, self.fires = None, 0
+
+    def _require_as_it_was(self, sent: _Gradient, awaits_mean: bool) -> None:
+        def problem() -> str:
+            until = self.advice.to_change_awaited if awaits_mean else "step(). " + self.advice.to_change
+            return ("the gradient of %s was changed when it was under way already, between backward() and %s"
+                    % (self.name, until))  # fmt: skip
+
+        if not self._is_as_it_was(sent, problem):
+            raise ValueError(problem())
 
     def _is_as_it_was(self, gradient: _Gradient, problem: Callable[[], str]) -> bool:
         """Whether the tensor's gradient is this one, and was not written to since. `problem()` says that it was."""
@@ -254,7 +277,7 @@ class Parameter(KeyRounds):
 
     def leave_pending(self) -> None:
         """The step is over: from here on whoever uses the tensor waits for the round's result."""
-        if self.is_pending:
+        if self._under_way is not None:
             if self.is_lent:
                 self._note_as_it_is()
             pending.begin(self.tensor, self._land_for_use)
@@ -267,13 +290,10 @@ class Parameter(KeyRounds):
         pending.end(self.tensor)
         super()._go_ahead(round)
 
-    def land(self) -> bool:
-        if self.is_pending and torch.is_inference_mode_enabled():  # what is made in it can never be changed outside
-            with torch.inference_mode(False):
-                return super().land()
-        return super().land()
-
     def _take_over(self, round: Round) -> bool:
+        if torch.is_inference_mode_enabled():  # what is made in it can never be changed outside
+            with torch.inference_mode(False):
+                return self._take_over(round)
         was_pending = pending.end(self.tensor)
         try:
             self._require_unwritten()
@@ -284,7 +304,8 @@ class Parameter(KeyRounds):
                 self.leave_pending()
             raise
         self._is_written = True
-        is_updated = super()._take_over(round)
+        self._under_way = self._before = None
+        is_updated = round.take(round.operation)
         if self._is_written:
             self.note_written()
         return is_updated
@@ -307,15 +328,15 @@ class Parameter(KeyRounds):
         self._version, self._address, self._memory, self._bits = -1, None, None, None
 
     def _note_as_it_is(self) -> None:
-        self._note_place()
+        if self.is_guarded:
+            self._note_place()
+        else:
+            self._version, self._address, self._memory = -1, None, None
         self._bits = None
         if self.is_watched or self._is_given_away:
             self.watch()
 
     def _note_place(self) -> None:
-        if not self.is_guarded:
-            self._version, self._address, self._memory = -1, None, None
-            return
         # Parameters that are parts of one memory have one version.
         self._version = self.tensor._version if self._may_swap else -1
         self._address = self.tensor.data_ptr()
@@ -328,7 +349,9 @@ class Parameter(KeyRounds):
             self._bits = bits(self.tensor)
 
     def _require_unwritten(self) -> None:
-        if not self._is_unwritten():
+        tensor = self.tensor
+        is_known = tensor._version == self._version and tensor.data_ptr() == self._address and self._bits is None
+        if not (is_known or self._is_unwritten()):
             self._require_same_layout()
             raise ValueError(self._was_written())
 
@@ -380,7 +403,7 @@ class Parameter(KeyRounds):
 
     @staticmethod
     def _kind_of(tensor: torch.Tensor) -> tuple:
-        return tensor.dtype, tuple(tensor.shape), tensor.device
+        return tensor.dtype, tensor.shape, tensor.device
 
     @staticmethod
     def _layout(tensor: torch.Tensor) -> tuple:
@@ -424,6 +447,12 @@ class Parameter(KeyRounds):
 
     def _mean_gradient(self, operation) -> torch.Tensor:
         return self.landing
+
+
+def as_now(group: Dict[str, Any]) -> Dict[str, Any]:
+    """A copy of a param group, which a scheduler may change before its update is made, and a tensor in it in place."""
+    copied = {name: value.clone() for name, value in group.items() if isinstance(value, torch.Tensor)}
+    return {**group, **copied}
 
 
 class RowParameter(Parameter):

@@ -25,11 +25,13 @@ class Watched:
         self._show = show
         self._tensors: List[torch.Tensor] = []
         self._paused_by: Set[Any] = set()
+        self.are_any = False  # for who asks at every gradient
 
     def begin(self, tensors: Iterable[torch.Tensor]) -> None:
         """From here on these are watched, and no others."""
         self.end()
         self._tensors = list(tensors)
+        self.are_any = bool(self._tensors)
         self._lay()
 
     def end(self) -> None:
@@ -37,7 +39,7 @@ class Watched:
             return
         if not self._paused_by:
             self._take_away()
-        self._tensors = []
+        self._tensors, self.are_any = [], False
         self._paused_by.clear()
 
     def pause(self, by: Any) -> None:

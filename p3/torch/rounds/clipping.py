@@ -214,7 +214,7 @@ class Clipping(Overlapping):
         self._numbers.count(clip.max_norm, clip.scale, numbers, rescale=clip.norm_type)
         super()._end_step()
 
-    def _on_gradient(self, parameter: Parameter) -> None:
+    def _on_gradient(self, parameter: Parameter, tensor: torch.Tensor) -> None:
         if self._is_complete and self._is_as_ddp:
             raise RuntimeError(
                 "the gradient of %s was computed again, in a step whose gradients were read or clipped before its last "
@@ -226,7 +226,7 @@ class Clipping(Overlapping):
                 "gradients of the step have left: call step() before the next backward pass. To leave out a step by "
                 "its norm, pass synchronous=True" % parameter.name
             )
-        super()._on_gradient(parameter)
+        super()._on_gradient(parameter, tensor)
 
     def join(self, after_step: Optional[Callable[[], Any]]) -> None:
         if self._has_scaled:

@@ -5,6 +5,7 @@ On the servers, where they have the optimizer with torch's arithmetic; else on t
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Callable, Dict, Iterable, List, Optional
 
 import torch
@@ -14,7 +15,7 @@ from p3.frontend import states as states_of_servers
 from p3.torch import rules, states
 from p3.torch.live import LiveGroups
 from p3.torch.parameters.arrays import in_memory_order
-from p3.torch.parameters.parameter import Parameter
+from p3.torch.parameters.parameter import Parameter, as_now
 from p3.torch.rounds.rounds import Rounds
 from p3.torch.rounds.updates import Updates
 
@@ -43,13 +44,15 @@ class Overlapping(Rounds):
 
     def _leave_step(self) -> None:
         """All of its rounds have begun."""
+        groups = self._optimizer.param_groups if self._updates_here else ()
+        groups_then = {id(group): as_now(group) for group in groups}
         for parameter in self._parameters.values():
-            parameter.end_step()
+            parameter.end_step(groups_then.get(id(parameter.group)))
             parameter.tensor.grad = None  # it belongs to P3 until it has left
             parameter.leave_pending()
         if self._joins_updates:
             coming = [one for one in self._parameters.values() if self._updates.may_join(one, one.group)]
-            self._coming = sorted(coming, key=lambda one: one.priority)
+            self._coming = sorted(coming, key=operator.attrgetter("priority"))
         self._end_step()
 
     def show_gradients(self) -> None:
@@ -67,6 +70,8 @@ class Overlapping(Rounds):
         return self._updates.make(parameter, gradient, group)
 
     def _renew(self, parameters: Iterable[Parameter], for_step: bool) -> None:
+        if not self._coming and not any(one.is_pending for one in parameters):
+            return super()._renew(parameters, for_step)
         with self._updates.gathered():
             super()._renew(parameters, for_step)
             while self._coming and (self._coming[-1].has_come or not self._coming[-1].is_pending):

@@ -8,10 +8,11 @@ common, with an update on the workers; overlapping.py and synchronous.py have th
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 from abc import abstractmethod
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NoReturn, Optional, Sequence, Set, Union
 
 import torch
 
@@ -63,6 +64,7 @@ class Rounds(job.Held, snapshots.Trainer):
         self._is_as_ddp, self._advice = False, advice.OF_SCRIPTS
         self._is_paused = self._has_begun = False
         self._is_counted = False  # the step under way, with all of its rounds
+        self._factor: Optional[float] = None  # of the round's gradients; None: none of them has left
         self._descriptions: List[Optional[dict]] = [None] * len(optimizer.param_groups)  # the servers have them
         self._staleness = staleness
         names = {tensor: name for name, tensor in named_parameters(models)}
@@ -172,7 +174,7 @@ class Rounds(job.Held, snapshots.Trainer):
         return False
 
     def _before_push(self) -> None:
-        """Of any gradient."""
+        """Of a round's first gradient."""
 
     def _loss_scale(self) -> Optional[float]:
         """Of what compression has left out, for a snapshot."""
@@ -292,7 +294,7 @@ class Rounds(job.Held, snapshots.Trainer):
         tensor, needed = parameter.tensor, parameter.tensor.requires_grad
         trained.names[tensor] = parameter.name
         tensor.requires_grad_(True)  # a frozen one can be thawed later, and takes a hook only so
-        hook = tensor.register_post_accumulate_grad_hook(lambda _tensor: self._on_gradient(parameter))
+        hook = tensor.register_post_accumulate_grad_hook(functools.partial(self._on_gradient, parameter))
         self._undo.append(hook.remove)
         tensor.requires_grad_(needed)
 
@@ -343,39 +345,52 @@ class Rounds(job.Held, snapshots.Trainer):
         finally:
             self._is_paused = was
 
-    def _on_gradient(self, parameter: Parameter) -> None:
-        self._watched_gradients.end()
-        if parameter.is_pending and not parameter.is_new:
+    def _on_gradient(self, parameter: Parameter, _tensor: torch.Tensor) -> None:
+        if self._watched_gradients.are_any:
+            self._watched_gradients.end()
+        if parameter.is_new or parameter.is_pending:
+            self._refuse_gradient(parameter)
+        if self._is_paused:
+            return parameter.forget_gradient()
+        if parameter.count_gradient():
+            if self._factor is None:  # it is the step's first to leave
+                self._forward.before_gradient()
+            self._push(parameter, more=True)  # at the end of the step, at the latest
+
+    def _refuse_gradient(self, parameter: Parameter) -> NoReturn:
+        if not parameter.is_new:
             raise RuntimeError(
                 "%s was used before its new value had been waited for, by a function in C++ (an extension, or one of "
                 "torch.jit.script) and outside its own module. Call optimizer.synchronize() before that"
                 % parameter.name
             )
-        if parameter.is_new:
-            raise RuntimeError(
-                "the gradient of %s was computed again after it had been sent, and before optimizer.step(). Run all "
-                "but the last backward pass of a step in `with optimizer.no_sync():`. If another model's loss goes "
-                "through this one, run its backward pass so, too, or switch off requires_grad. To leave out a step "
-                "behind its backward pass, %s. Where a module that a step uses more than once is checkpointed, pass "
-                "use_reentrant=False to checkpoint()" % (parameter.name, self._advice.to_leave_out)
-            )
-        if self._is_paused:
-            return parameter.forget_gradient()
-        if parameter.count_gradient():
-            self._forward.before_gradient()
-            self._push(parameter, more=True)  # at the end of the step, at the latest
+        raise RuntimeError(
+            "the gradient of %s was computed again after it had been sent, and before optimizer.step(). Run all "
+            "but the last backward pass of a step in `with optimizer.no_sync():`. If another model's loss goes "
+            "through this one, run its backward pass so, too, or switch off requires_grad. To leave out a step "
+            "behind its backward pass, %s. Where a module that a step uses more than once is checkpointed, pass "
+            "use_reentrant=False to checkpoint()" % (parameter.name, self._advice.to_leave_out)
+        )
 
     def _push(self, parameter: Parameter, more: bool = False) -> None:
-        factor = self._weights.factor()
+        factor = self._factor
+        if factor is None:
+            factor = self._factor = self._begin_pushes()
         if factor == 0.0:
             parameter.forget_gradient()
             if not parameter.take_zero_gradient():
                 return parameter.skip()
-        partitions.note_push(self._session, parameter.key)
-        self._before_push()
+        if parameter.key.sparse:
+            partitions.note_push(self._session, parameter.key)
         if factor not in (0.0, 1.0):
             parameter.scale_gradient(factor)
         parameter.push(more)
+
+    def _begin_pushes(self) -> float:
+        """Before the round's first one. By what its gradients are to be multiplied."""
+        factor = self._weights.factor()
+        self._before_push()
+        return factor
 
     def weigh(self, samples: Any) -> None:
         """See optimizer.py."""
@@ -386,6 +401,7 @@ class Rounds(job.Held, snapshots.Trainer):
                              "already. Call it before that, and run all but the last backward pass of a step in `with "
                              "optimizer.no_sync():`" % left)  # fmt: skip
         self._weights.begin(samples)
+        self._factor = None
 
     def _count_step(self, samples: Optional[float]) -> Any:
         return self._control.count_step(self._optimizer.param_groups, samples)
@@ -434,7 +450,7 @@ class Rounds(job.Held, snapshots.Trainer):
             parameter.expected_fires = parameter.expected_fires or parameter.fires
             self._push(parameter)
         self._weights.end_pushes()
-        self._is_counted = True
+        self._is_counted, self._factor = True, None
 
     def zero_grad(self, zero_grad: Callable[[bool], None], set_to_none: bool,
                   parameters: Optional[Iterable[Parameter]] = None) -> None:  # fmt: skip

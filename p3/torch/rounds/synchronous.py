@@ -47,9 +47,9 @@ class Synchronous(Rounds):
         self._scaling.settle()
         return self._scaling.scale
 
-    def _on_gradient(self, parameter: Parameter) -> None:
+    def _on_gradient(self, parameter: Parameter, tensor: torch.Tensor) -> None:
         self._is_synchronized = False  # also where GradScaler has left out a step
-        super()._on_gradient(parameter)
+        super()._on_gradient(parameter, tensor)
 
     def _count_step(self, samples: Optional[float]) -> Count:
         self._told_new = bool(samples) or any(map(self._is_new, self._parameters))
@@ -108,22 +108,22 @@ class Synchronous(Rounds):
         self._scaling.require_known()
         return False
 
+    @torch.no_grad()
     def _take_mean_gradients(self) -> bool:
         """Whether any worker had a gradient, which all of them learn."""
         is_any_updated = False
         for tensor, parameter in self._parameters.items():
             is_updated = parameter.land()
-            parameter.release_gradient(parameter.advice.to_change_awaited)
+            parameter.release_gradient(awaits_mean=True)
             if not is_updated:
                 continue
             is_any_updated = True
-            if tensor in self._sparse and (tensor.grad is None or tensor.grad.layout != torch.strided):
+            if self._sparse and tensor in self._sparse and (tensor.grad is None or tensor.grad.layout != torch.strided):
                 tensor.grad = parameter.landing.to_sparse(1)
                 continue
             if tensor.grad is None:
                 tensor.grad = torch.empty_like(tensor, requires_grad=False)
-            with torch.no_grad():
-                tensor.grad.copy_(parameter.landing)
+            tensor.grad.copy_(parameter.landing)
         return is_any_updated
 
     def _step(self, closure: Optional[Callable]) -> Any:
