@@ -80,7 +80,7 @@ def _table_of_trainings(records: List[dict]) -> Optional[str]:
         return None
     columns = sorted({(record["fault"], record["moment"]) for record in records})
     lines = [
-        "**Gluon**: a worker or a server killed in trainings that are difficult to recover; the same seconds",
+        "**Gluon**: a worker or a server killed in trainings that are difficult to recover; seconds as above",
         "",
         "| training | " + " | ".join(f"{fault}, {moment}" for fault, moment in columns) + " |",
         "|---" * (1 + len(columns)) + "|",
