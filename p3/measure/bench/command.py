@@ -33,7 +33,7 @@ _MICRO = {
     "step_cost": "what a step of many small parameters costs the thread that trains, with PyTorch",
     "selection": "what choosing the largest elements costs, in deep gradient compression",
     "control": "how the scheduler stands many nodes: rendezvous, agreement, memory, the loss of a node",
-    "deaths": "how long iterations are while a job has no scheduler",
+    "deaths": "how long iterations are while a job has no scheduler, or when it loses a worker",
     "cards": "bytes of gradients and of their factors on network cards, and whether the rule chooses the fewer",
 }
 

@@ -68,11 +68,10 @@ def campaign(options: argparse.Namespace) -> int:
     from p3.measure.chaos import run, tables
     from p3.measure.lab.hosts import why_unavailable
 
-    faults = list(options.faults)
-    if set(faults) & set(matrix.NEED_LAB) and why_unavailable() is not None:
+    cells = list(matrix.cells(options.roles, options.faults, options.moments, options.trainings)) * options.repeats
+    if any(cell.is_cut for cell in cells) and why_unavailable() is not None:
         print(f"p3 chaos: no process and no machine is cut off: {why_unavailable()}", file=sys.stderr)
-        faults = [fault for fault in faults if fault not in matrix.NEED_LAB]
-    cells = list(matrix.cells(options.roles, faults, options.moments, options.trainings)) * options.repeats
+        cells = [cell for cell in cells if not cell.is_cut]
     seeds = [options.seed * 1000 + number for number in range(len(cells))]
     order = list(zip(cells, seeds))
     random.Random(options.seed).shuffle(order)  # so that runs of a kind do not all meet the same load

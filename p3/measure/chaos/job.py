@@ -1,7 +1,8 @@
 """What each worker of a chaos job runs: rounds whose results are known exactly, and the blow at its moment.
 
 Gradients are whole numbers and the servers run SGD with momentum 1/2, so float32 holds every weight exactly, and each
-worker compares every element with what it must be. The worker that strikes looks at its own counters without pause:
+worker compares every element with what it must be: in a job that goes on without a worker, with its gradient in the
+round in which it was lost, or without. The worker that strikes looks at its own counters without pause:
 the moment is when so many slices of the round have left, or have landed.
 
 Each worker keeps a journal, JSON lines in a file: the rounds that were right or wrong, the blow, the error, the end.
@@ -22,9 +23,10 @@ from typing import Callable, List, Optional, Sequence
 
 import numpy as np
 
-from p3.measure.chaos.matrix import NEED_LAB, NUMPY, WORKERS, Cell, Victim
+from p3.measure.chaos.matrix import NUMPY, WORKERS, Cell, Victim
 from p3.measure.chaos.strike import MARK, find, strike
 from p3.measure.lab import network
+from p3.measure.workers.lines import digest
 from p3.snapshots import files
 from p3.worker import session as sessions
 from p3.worker.session import Session
@@ -33,6 +35,8 @@ KEYS, ELEMENTS = 4, 1_000_000  # 80 slices
 SGD = {"name": "sgd", "momentum": 0.5, "clip_gradient": -1.0, "multi_precision": False}
 WAIT_S = 60.0
 STRUCK_TIMEOUT_S = 30.0
+
+History = Sequence[Sequence[int]]  # of each round, the ranks whose gradients its sums have
 
 
 class Journal:
@@ -65,7 +69,7 @@ class Blow:
     def now(self, **moment) -> None:
         struck = Path(self._options.folder, "struck")
         self._journal("strike", **moment)
-        if self._pid == os.getpid() and self.cell.fault not in NEED_LAB:
+        if self._pid == os.getpid() and not self.cell.is_cut:
             struck.touch()
         strike(self.cell, self._pid, self._options.lab, self._options.host)
         struck.touch()
@@ -125,17 +129,20 @@ def gradient(rank: int, number: int, key: int) -> float:
     return float((rank + 2 * number + 3 * key) % 5 - 1)
 
 
-def weights(history: Sequence[int], key: int) -> float:
-    """After these rounds, each with so many workers, with the sums of all workers and MXNet's SGD."""
+def weights(history: History, key: int) -> float:
+    """After these rounds, each with these ranks, with the sums of all their gradients and MXNet's SGD."""
     weight, momentum = float(key), 0.0
-    for passed, workers in enumerate(history, 1):
-        momentum = SGD["momentum"] * momentum - sum(gradient(rank, passed, key) for rank in range(workers))
+    for passed, ranks in enumerate(history, 1):
+        momentum = SGD["momentum"] * momentum - sum(gradient(rank, passed, key) for rank in ranks)
         weight += momentum
     return weight
 
 
-def train(session: Session, journal: Journal, rounds: int, blow: Optional[Blow], alone: Callable[[int], None]) -> None:
+def train(
+    session: Session, journal: Journal, cell: Cell, blow: Optional[Blow], alone: Callable[[int], None]
+) -> None:
     """`alone(round)` is called behind each round of a job that has lost a machine."""
+    rounds = cell.course.rounds
     has_snapshots = "P3_SNAPSHOT_DIR" in os.environ
     begun, state = session.resume() if has_snapshots else (0, {})
     history = list(state["history"]) if begun else []
@@ -149,7 +156,7 @@ def train(session: Session, journal: Journal, rounds: int, blow: Optional[Blow],
         session.init(key, first if session.rank == 0 else None, landing).wait(WAIT_S)
         if begun:
             session.restore(key)
-    journal("begun", round=begun, right=are_right(history, landings))
+    journal("begun", round=begun, **judged(cell, history, landings))
     for number in range(begun + 1, rounds + 1):
         gradients = [np.full(ELEMENTS, gradient(session.rank, number, index), np.float32) for index in range(KEYS)]
         if blow is not None:
@@ -163,8 +170,8 @@ def train(session: Session, journal: Journal, rounds: int, blow: Optional[Blow],
             operations.append(session.pushpull(key, pushed, landing, priority=-index, lr=1.0))
         for operation in operations:
             operation.wait(WAIT_S)
-        history.append(session.num_workers)
-        journal("round", round=number, right=are_right(history, landings))
+        history.append(list(range(session.num_workers)))
+        journal("round", round=number, **judged(cell, history, landings))
         if has_snapshots:
             session.snapshot(number, keys, {"round": number, "history": history})
             if blow is not None and blow.in_snapshot(number):
@@ -173,9 +180,24 @@ def train(session: Session, journal: Journal, rounds: int, blow: Optional[Blow],
             alone(number)
 
 
-def are_right(history: Sequence[int], landings: list) -> bool:
-    wanted = (weights(history, index) for index in range(KEYS))
-    return all(bool((landing == weight).all()) for landing, weight in zip(landings, wanted))
+def judged(cell: Cell, history: History, landings: list) -> dict:
+    """Whether all elements are right; where an element may have one of two values, also a digest, which all workers
+    must have alike."""
+    possible = _without(cell, history) if cell.departs else [history]
+    wanted = ([weights(one, index) for one in possible] for index in range(KEYS))
+    right = all(bool(np.isin(landing, values).all()) for landing, values in zip(landings, wanted))
+    return {"right": right, "digest": digest(landings)} if cell.departs else {"right": right}
+
+
+def _without(cell: Cell, history: History) -> List[History]:
+    """What the history may be, if the victim departs: of the round in which it was struck, each slice has its gradient
+    or lacks it. Between rounds it has none under way."""
+    course, rounds = cell.course, list(enumerate(history, 1))
+    whole = {"first-round": 0, "snapshot": course.hit_snapshot, "exit": course.rounds}  # the last it took part in
+    last = whole.get(cell.moment, course.hit_in - 1)
+    lasts = (last,) if cell.moment in ("snapshot", "exit") else (last, last + 1)
+    return [[[rank for rank in ranks if rank != cell.victim.rank or number <= one] for number, ranks in rounds]
+            for one in lasts]  # fmt: skip
 
 
 def call_machine_back(cell: Cell, options: argparse.Namespace, number: int) -> None:
@@ -216,13 +238,16 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--training", required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--striker", type=int, required=True)
+    parser.add_argument("--departs-by", default="")
     parser.add_argument("--lab")
     parser.add_argument("--host")
     options = parser.parse_args(arguments)
     rank = int(os.environ["P3_RANK"])
     journal = Journal(Path(options.folder, f"worker-{rank}.jsonl"))
     strikes = rank == options.striker and not Path(options.folder, "struck").exists()
-    cell = Cell(Victim(options.role, options.rank), options.fault, options.moment, options.training)
+    cell = Cell(
+        Victim(options.role, options.rank), options.fault, options.moment, options.training, options.departs_by
+    )
     blow = Blow(cell, options, journal) if strikes else None
     if blow is not None:
         blow.find_victim()
@@ -233,7 +258,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     try:
         if options.training == NUMPY:
             session = Session.open()
-            train(session, journal, cell.course.rounds, blow, functools.partial(call_machine_back, cell, options))
+            train(session, journal, cell, blow, functools.partial(call_machine_back, cell, options))
         else:
             from p3.measure.chaos import trainings
 

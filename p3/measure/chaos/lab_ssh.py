@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Dict
 
-from p3.measure.chaos.matrix import PROCESSES, Victim
+from p3.measure.chaos.matrix import SERVERS, Victim
 from p3.measure.lab import hosts, network
 
 LAB = "lab"
@@ -25,7 +25,8 @@ _PORT, _ANSWER_S = 22, 3.0
 
 def host_of(process: Victim) -> int:
     """The number of its host in the lab; the scheduler is on the first."""
-    return SCHEDULER_HOST if process.role == "scheduler" else 1 + PROCESSES.index(process)
+    first = {"scheduler": SCHEDULER_HOST, "server": 1, "worker": 1 + SERVERS}
+    return first[process.role] + process.rank
 
 
 def folder_of(host: hosts.Host) -> Path:

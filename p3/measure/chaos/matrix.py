@@ -16,6 +16,7 @@ FAULTS = {
     "back": "the same; when that worker is alone, the link is up again and it is killed: under `--restarts 2` the job "
     "comes back with both",
     "replace": "SIGKILL under `p3 run --on-worker-loss wait`: another process takes the worker's place",
+    "depart": "a worker of three is struck under `p3 run --on-worker-loss continue`: the others train on without it",
 }
 MOMENTS = {
     "rendezvous": "before the job is complete",
@@ -25,7 +26,10 @@ MOMENTS = {
     "snapshot": "a snapshot is being written",
     "exit": "the last round is done, and not all have left",
 }
-NEED_LAB = ("cut", "gone", "back")
+# What strikes a victim. A worker that departs is struck by one of these; other faults have one each.
+KILL, STOP, CUT = "kill", "stop", "cut"
+BLOWS = (KILL, STOP, CUT)
+_BLOW_OF = {"stop": STOP, "cut": CUT, "gone": CUT, "back": CUT}  # all others: KILL
 ROLES = ("worker", "server", "scheduler")
 
 # What a job trains. The first is NumPy on the bare session, whose every weight is known; the others are Gluon, whose
@@ -74,6 +78,29 @@ class Cell(NamedTuple):
     fault: str
     moment: str
     training: str = NUMPY
+    departs_by: str = ""  # one of BLOWS, if the fault is "depart"
+
+    @property
+    def departs(self) -> bool:
+        return self.fault == "depart"
+
+    @property
+    def blow(self) -> str:
+        return self.departs_by or _BLOW_OF.get(self.fault, KILL)
+
+    @property
+    def is_cut(self) -> bool:
+        """Which needs hosts of a lab."""
+        return self.blow == CUT
+
+    @property
+    def workers(self) -> int:
+        """One more where one departs, so that several go on and can be compared."""
+        return WORKERS + self.departs
+
+    @property
+    def processes(self) -> Sequence[Victim]:
+        return processes(self.workers)
 
     @property
     def course(self) -> Course:
@@ -109,7 +136,7 @@ class Cell(NamedTuple):
 
     @property
     def workers_at_end(self) -> int:
-        return WORKERS - 1 if self.fault == "gone" else WORKERS
+        return self.workers - (self.fault == "gone" or self.departs)
 
 
 def is_outlived(role: str, fault: str, moment: str) -> bool:
@@ -117,12 +144,13 @@ def is_outlived(role: str, fault: str, moment: str) -> bool:
     return (role, fault) == ("scheduler", "kill") and moment != "rendezvous"
 
 
-VICTIMS = (
-    *(Victim("worker", rank) for rank in range(WORKERS)),
-    *(Victim("server", rank) for rank in range(SERVERS)),
-    Victim("scheduler", 0),
-)
-PROCESSES = VICTIMS
+def processes(workers: int) -> Sequence[Victim]:
+    """Of a job."""
+    return (
+        *(Victim("worker", rank) for rank in range(workers)),
+        *(Victim("server", rank) for rank in range(SERVERS)),
+        Victim("scheduler", 0),
+    )
 
 
 def cells(
@@ -131,16 +159,21 @@ def cells(
     for training in trainings:
         for fault in faults:
             for moment in moments:
-                for victim in VICTIMS:
-                    cell = Cell(victim, fault, moment, training)
-                    if victim.role in roles and _is_possible(cell):
-                        yield cell
+                for departs_by in BLOWS if fault == "depart" else ("",):
+                    for victim in Cell(Victim("worker", 0), fault, moment).processes:
+                        cell = Cell(victim, fault, moment, training, departs_by)
+                        if victim.role in roles and _is_possible(cell):
+                            yield cell
 
 
 def _is_possible(cell: Cell) -> bool:
     if cell.loses_machine:  # with another number of workers, only NumPy's job knows the weights; one machine is as good
         is_later = cell.moment in ("mid-push", "mid-broadcast", "snapshot")
         return cell.training == NUMPY and cell.victim == Victim("worker", 1) and is_later
+    if cell.departs:
+        # Nobody goes on in a job that has not begun. How a worker was lost makes no difference to what it trained.
+        is_later = cell.moment in ("mid-push", "mid-broadcast") and cell.blow == KILL
+        return cell.victim.role == "worker" and (cell.moment != "rendezvous" if cell.training == NUMPY else is_later)
     if cell.training == NUMPY:
         # A job that has not begun is not started again; and what the lost step lacks, NumPy's job does not know.
         # Nor is one for its scheduler's death.

@@ -24,7 +24,7 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
 from p3.measure.jobs.job import LocalHost
 from p3.measure.chaos import lab_ssh
 from p3.measure.chaos.lab_ssh import LAB, host_of
-from p3.measure.chaos.matrix import COMES_BACK, NEED_LAB, NUMPY, PROCESSES, SERVERS, WORKERS, Cell
+from p3.measure.chaos.matrix import COMES_BACK, NUMPY, SERVERS, Cell
 from p3.measure.chaos.strike import environment, marked
 from p3.measure.lab import hosts
 
@@ -36,7 +36,7 @@ MACHINES = (1, 2)  # of the lab, each with a worker and a server, if it is machi
 # Of processes that were just killed; the kernel takes a moment.
 VANISH_S = 2.0
 
-GOOD = ("raised", "ended", "done", "came back", "replaced", "outlived")
+GOOD = ("raised", "ended", "done", "came back", "replaced", "departed", "outlived")
 
 _ERROR = re.compile(r"(?:(?:P3|Rendezvous|Authentication|Timeout|Runtime|Config)Error: |^p3: )(.*)")
 _ENDED = re.compile(r"^INFO p3.run: (\w+(?: \d+)?) ended with (.*)$")
@@ -58,7 +58,7 @@ def run(cell: Cell, seed: int, settings: Optional[Dict[str, str]] = None) -> dic
         env = _environment(cell, site, mark, folder, settings)
         deadline_s = DEADLINE_S if cell.training == NUMPY else MXNET_DEADLINE_S
         code, said, ended = _watch(_command(cell, site, folder, seed), env, deadline_s)
-        at_end = _journals(folder)
+        at_end = _journals(cell, folder)
         left = _left_over(mark, site[0], before, folder)
     return _record(cell, seed, code, said, ended, at_end, left)
 
@@ -66,8 +66,8 @@ def run(cell: Cell, seed: int, settings: Optional[Dict[str, str]] = None) -> dic
 @contextlib.contextmanager
 def _site(cell: Cell) -> Iterator[Sequence]:
     """Where the job runs: the first is the launcher's and the scheduler's host."""
-    if cell.fault in NEED_LAB:
-        with hosts.lab(1 + len(MACHINES) if cell.loses_machine else len(PROCESSES), LINK_MBIT) as made:
+    if cell.is_cut:
+        with hosts.lab(1 + len(MACHINES) if cell.loses_machine else len(cell.processes), LINK_MBIT) as made:
             yield made
     elif hosts.why_unavailable() is None:
         with hosts.lab(1) as made:
@@ -77,10 +77,10 @@ def _site(cell: Cell) -> Iterator[Sequence]:
 
 
 def _command(cell: Cell, site: Sequence, folder: Path, seed: int) -> List[str]:
-    launcher = ["-n", str(WORKERS), "-s", str(SERVERS)]
+    launcher = ["-n", str(cell.workers), "-s", str(SERVERS)]
     job = ["--folder", str(folder), "--role", cell.victim.role, "--rank", str(cell.victim.rank), "--fault", cell.fault,
            "--moment", cell.moment, "--training", cell.training, "--seed", str(seed),
-           "--striker", str(cell.striker)]  # fmt: skip
+           "--striker", str(cell.striker), "--departs-by", cell.departs_by]  # fmt: skip
     if cell.has_snapshots:
         launcher += ["--snapshot-dir", str(folder / "snapshots"), "--snapshot-every",
                      str(cell.course.snapshot_every)]  # fmt: skip
@@ -88,7 +88,9 @@ def _command(cell: Cell, site: Sequence, folder: Path, seed: int) -> List[str]:
         launcher += ["--restarts", "2" if cell.fault == "back" else "1"]
     if cell.fault == "replace":
         launcher += ["--on-worker-loss", "wait"]
-    if cell.fault in NEED_LAB:
+    if cell.departs:
+        launcher += ["--on-worker-loss", "continue"]
+    if cell.is_cut:
         machines, struck = [LAB], host_of(cell.victim)
         if cell.loses_machine:
             machines, struck = [f"{site[node].address} slots=1" for node in MACHINES], MACHINES[cell.victim.rank]
@@ -143,10 +145,10 @@ def _watch(command: Sequence[str], env: Dict[str, str], deadline_s: float):
     return code, list(said), ended
 
 
-def _journals(folder: Path) -> Dict[int, List[dict]]:
+def _journals(cell: Cell, folder: Path) -> Dict[int, List[dict]]:
     return {
         rank: [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
-        for rank in range(WORKERS)
+        for rank in range(cell.workers)
         for path in [folder / f"worker-{rank}.jsonl"]
         if path.exists()
     }
@@ -186,7 +188,7 @@ def _record(cell: Cell, seed: int, code, said, ended, journals, left) -> dict:
     rounds = [entry for entry in entries if entry["kind"] in ("begun", "round")]
     errors = _errors(cell, said)
     done = {f"worker {rank}" for rank, journal in journals.items() if journal and journal[-1]["kind"] == "end"}
-    survivors = [str(process) for process in PROCESSES if process != cell.victim or cell.fault in NEED_LAB]
+    survivors = [str(process) for process in cell.processes if process != cell.victim or _speaks(cell)]
     endings = dict(found.groups() for found in (_ENDED.match(line.text) for line in said) if found)
     in_order = done | {name for name, how in endings.items() if how == "exit code 0"}
     mute = [name for name in survivors if name not in errors and name not in in_order]
@@ -196,7 +198,7 @@ def _record(cell: Cell, seed: int, code, said, ended, journals, left) -> dict:
         "hit": blow and {key: blow[key] for key in ("round", "sent", "landed", "slices", "complete") if key in blow},
         "hit_after": after and {key: after[key] for key in ("sent", "landed")},
         "code": code,
-        "training": cell.training,
+        "training": cell.training, "blow": cell.blow,
         "weights": "none" if not rounds else "right" if _are_right(rounds) else "wrong",
         "begun": max((entry["round"] for entry in entries if entry["kind"] == "begun"), default=0),
         "rounds": max((entry["round"] for entry in rounds), default=0),
@@ -212,10 +214,22 @@ def _record(cell: Cell, seed: int, code, said, ended, journals, left) -> dict:
     if blow is not None:
         record["end_s"] = round(ended - blow["at"], 3)
         record["error_s"] = max((round(line.at - blow["at"], 3) for line in errors.values()), default=None)
+        record["on_s"] = _gone_on_s(cell, journals, blow["at"]) if cell.departs else None
     record["outcome"] = _outcome(cell, record, done)
     if record["outcome"] not in GOOD:
         record["said"] = [line.text for line in said][-60:]
     return record
+
+
+def _gone_on_s(cell: Cell, journals: Dict[int, List[dict]], struck: float) -> Optional[float]:
+    """Seconds until each survivor had ended the round under way or, in the last one, the job; None if one has not."""
+    after = [
+        [entry["at"] - struck for entry in journals.get(rank, []) if entry["kind"] in ("round", "end")]
+        for rank in range(cell.workers)
+        if rank != cell.victim.rank
+    ]
+    firsts = [min((at for at in one if at > 0), default=None) for one in after]
+    return None if None in firsts else round(max(firsts), 3)
 
 
 def _are_right(rounds: List[dict]) -> bool:
@@ -236,13 +250,14 @@ def _outcome(cell: Cell, record: dict, done: set) -> str:
         return "missed"
     if any(record["left"].values()):
         return "left something"
-    if record["fault"] in (*COMES_BACK, "replace") or cell.is_outlived:
+    if record["fault"] in (*COMES_BACK, "replace", "depart") or cell.is_outlived:
         is_complete = len(done) == cell.workers_at_end and record["rounds"] == cell.course.rounds
         came_back = record["code"] == 0 and is_complete
-        back = "outlived" if cell.is_outlived else "came back" if cell.comes_back else "replaced"
+        back = {"replace": "replaced", "depart": "departed"}.get(cell.fault, "came back")
+        back = "outlived" if cell.is_outlived else back
         return back if came_back else "stayed away"
     if record["code"] == 0:
-        return "done" if len(done) == WORKERS else "unnoticed"
+        return "done" if len(done) == cell.workers else "unnoticed"
     if record["moment"] == "rendezvous":
         return "ended"  # `p3 run` does not wait for processes of a job that has not begun
     return "mute" if record["mute"] else "raised"
@@ -261,9 +276,14 @@ def _errors(cell: Cell, said: List[Line]) -> Dict[str, Line]:
     for line in said:
         source = _SOURCE.match(line.text)
         error = _ERROR.search(source.group(2)) if source else None
-        if error and (source.group(1) != str(cell.victim) or cell.fault in NEED_LAB):
+        if error and (source.group(1) != str(cell.victim) or _speaks(cell)):
             found.setdefault(source.group(1), Line(line.at, re.sub("^the job failed: ", "", error.group(1))))
     return found
+
+
+def _speaks(cell: Cell) -> bool:
+    """Whether the victim has to say how it ended, as it lives, and the job ends with it."""
+    return cell.is_cut and not cell.departs
 
 
 def _names(cell: Cell, text: str) -> bool:

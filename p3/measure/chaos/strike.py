@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Dict, Optional
 
 from p3.launch.placement import source_path
-from p3.measure.chaos.matrix import NEED_LAB, Cell, Victim
+from p3.measure.chaos.matrix import CUT, STOP, Cell, Victim
 from p3.measure.lab import network
 
 FIND_TIMEOUT_S = 20.0
@@ -25,10 +25,10 @@ _POLL_S = 0.002
 def strike(cell: Cell, pid: Optional[int], lab: Optional[str], host: Optional[str]) -> None:
     """`pid`: of the victim. `lab`: the folder of the lab and `host`, the victim's number there, of one that
     is cut off."""
-    if cell.fault in NEED_LAB:
+    if cell.blow == CUT:
         network.cut(Path(lab), int(host))
     else:
-        os.kill(pid, signal.SIGSTOP if cell.fault == "stop" else signal.SIGKILL)
+        os.kill(pid, signal.SIGSTOP if cell.blow == STOP else signal.SIGKILL)
 
 
 def find(victim: Victim, mark: str) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 from typing import Dict, List, Optional
 
-from p3.measure.chaos.matrix import COMES_BACK, FAULTS, MOMENTS, NUMPY, ROLES, TRAININGS, is_outlived
+from p3.measure.chaos.matrix import BLOWS, COMES_BACK, FAULTS, MOMENTS, NUMPY, ROLES, TRAININGS, is_outlived
 
-GOES_ON = (*COMES_BACK, "replace")
+GOES_ON = (*COMES_BACK, "replace", "depart")
+_UNTIL_ON = "until each survivor had ended the round under way, or the job"
 BAD = ("wrong", "hung", "left something", "stayed away", "unnoticed", "mute", "missed")
 
 
@@ -41,6 +42,8 @@ def _summary(records: List[dict]) -> str:
         f" {sum(r['role'] == 'scheduler' and _goes_on(r) for r in struck)} |",
         f"| a worker was replaced, and all ended with the same weights | {count('replaced')} of"
         f" {sum(r['fault'] == 'replace' for r in struck)} |",
+        f"| a worker departed, and the others went on with the right weights | {count('departed')} of"
+        f" {sum(r['fault'] == 'depart' for r in struck)} |",
         f"| errors of survivors that named whom the fault hit | {sum(r['names_victim'] for r in struck)} of"
         f" {sum(len(r['errors']) for r in struck)} |",
         f"| errors that named a round, of jobs that had begun | {sum(r['names_round'] for r in running)} of"
@@ -57,15 +60,16 @@ def _table(fault: str, records: List[dict]) -> Optional[str]:
     chosen = [record for record in records if record["fault"] == fault]
     if not chosen:
         return None
+    by, columns = ("blow", BLOWS) if fault == "depart" else ("role", ROLES)
+    until = _UNTIL_ON if fault == "depart" else "to the last error"
     lines = [
-        f"**{fault}** ({FAULTS[fault]}): seconds from the fault to the last error, and to the end of `p3 run`; "
-        "median (most)",
+        f"**{fault}** ({FAULTS[fault]}): seconds from the fault {until}, and to the end of `p3 run`; median (most)",
         "",
-        "| moment | " + " | ".join(ROLES) + " |",
-        "|---" * (1 + len(ROLES)) + "|",
+        "| moment | " + " | ".join(columns) + " |",
+        "|---" * (1 + len(columns)) + "|",
     ]
     for moment in MOMENTS:
-        row = [[r for r in chosen if (r["moment"], r["role"]) == (moment, role)] for role in ROLES]
+        row = [[r for r in chosen if (r["moment"], r[by]) == (moment, column)] for column in columns]
         if any(row):
             lines.append(f"| {moment} | " + " | ".join(map(_cell, row)) + " |")
     return "\n".join(lines)
@@ -76,7 +80,7 @@ def _table_of_trainings(records: List[dict]) -> Optional[str]:
         return None
     columns = sorted({(record["fault"], record["moment"]) for record in records})
     lines = [
-        "**Gluon**: a worker or a server killed in trainings that are difficult to recover",
+        "**Gluon**: a worker or a server killed in trainings that are difficult to recover; seconds as above",
         "",
         "| training | " + " | ".join(f"{fault}, {moment}" for fault, moment in columns) + " |",
         "|---" * (1 + len(columns)) + "|",
@@ -92,7 +96,7 @@ def _cell(records: List[dict]) -> str:
     if not records:
         return ""
     parts = []
-    for name in ("error_s", "end_s"):
+    for name in ("on_s" if records[0]["fault"] == "depart" else "error_s", "end_s"):
         seconds = [record[name] for record in records if record[name] is not None]
         parts.append("%.1f (%.1f)" % (statistics.median(seconds), max(seconds)) if seconds else "none")
     bad: Dict[str, int] = {what: sum(r["outcome"] == what for r in records) for what in BAD}

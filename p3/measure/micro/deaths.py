@@ -1,16 +1,29 @@
-"""What it costs a running job that its scheduler dies: how long the iterations are in which there is none.
+"""What it costs a running job that one of its processes dies: how long the iterations are in which one does.
 
     sudo p3 bench deaths [--hosts 4] [--rate 200] [--model vgg19] [--compute 4.0] [--kills 5]
+    sudo p3 bench deaths --kill worker [--how stop] [--seed 2]
 
-A job of the replay (docs/replay.md) runs under `p3 run` on hosts of a lab. In every third iteration, at a random
-moment, the scheduler is killed, and `p3 run` starts another one. Given are the iterations with a scheduler and those
-that were without one for a while, and how long that was: from the kill until all nodes had come back.
+A job of the replay (docs/replay.md) runs under `p3 run` on hosts of a lab, and now and then, at a random moment, a
+process of it dies.
+
+By default that is the scheduler, in every third iteration, and `p3 run` starts another one. Given are the iterations
+with a scheduler and those that were without one for a while, and how long that was: from the kill until all nodes had
+come back.
+
+With `--kill worker` it is one worker after the other, in every fifth iteration, of random ranks, until one is left,
+under `--on-worker-loss continue`. Given are the iterations of who lives: those in which one was missed, which is from
+its loss until the scheduler let it go, with the next, which awaits what these have pushed; and the others. The pause of
+a loss is by how much the longest of the former exceeds the median of the latter since the loss before, on the worker
+where that is the most: with fewer workers, iterations are shorter. `--how stop` freezes workers instead, which then
+fall silent. All who are left must have the same weights.
+
 Close other programs first.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import signal
@@ -22,7 +35,7 @@ import threading
 import time
 import uuid
 from pathlib import Path
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from p3.measure import arguments as given
 from p3.measure.chaos import lab_ssh, strike
@@ -30,15 +43,42 @@ from p3.measure.chaos.matrix import Victim
 from p3.measure.lab import hosts
 from p3.measure.replay import models
 
-EVERY = 3  # iterations, of which the first is struck
-_BACK = "all nodes have come back"
 _PATIENCE_S = 600.0
+_PAST = {"kill": "killed", "stop": "stopped"}
+_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 Span = Tuple[float, float]
 
 
+class Death(NamedTuple):
+    victim: Victim
+    span: Span  # from it until it was made up for, or nobody waited for the victim any more
+
+
+class _Kind(NamedTuple):
+    """Of what dies."""
+
+    every: int  # iterations, of which the first is struck
+    behind: bool  # whether it may also hold up the iteration behind
+    over: str  # is said when the job is as it was, or nobody waits for the dead any more
+    share: float  # of an iteration, in which the moment is
+    names: Tuple[str, str]  # of iterations in which nothing happens, and of the others
+    absence: str
+
+
+_KINDS = {
+    "scheduler": _Kind(3, False, "all nodes have come back", 0.5, ("with a scheduler", "without one for a while"),
+                       "without one"),
+    "worker": _Kind(5, True, "The others go on without it", 1.0, ("with all who are left", "in which one was missed"),
+                    "in which one was missed"),
+}  # fmt: skip
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = given.parser("deaths", __doc__)
+    parser.add_argument("--kill", choices=tuple(_KINDS), default="scheduler", help="(default %(default)s)")
+    parser.add_argument("--how", choices=tuple(_SIGNALS), default="kill",
+                        help="with --kill worker: SIGKILL, or SIGSTOP (default %(default)s)")
     parser.add_argument("--hosts", type=given.number(1, 64, int), default=4, metavar="N", help="(default %(default)s)")
     parser.add_argument("--rate", type=float, default=200.0, metavar="MBIT", help="of each link (default %(default)g)")
     parser.add_argument("--model", choices=models.NAMES, default="vgg19", help="(default %(default)s)")
@@ -48,22 +88,40 @@ def main(arguments: Sequence[str]) -> int:
                         help="of an iteration (default %(default)s)")
     parser.add_argument("--store", choices=("p3_torch", "p3_sync"), default="p3_torch",
                         help="with PyTorch or MXNet (default %(default)s)")
-    parser.add_argument("--kills", type=given.number(1, 1000, int), default=5, metavar="N",
-                        help="of schedulers (default %(default)s)")
+    parser.add_argument("--kills", type=given.number(1, 1000, int), metavar="N",
+                        help="of schedulers (default 5), or of workers (default: all but one)")
+    parser.add_argument("--seed", type=given.number(0, 1 << 30, int), default=1, metavar="N",
+                        help="of the moments, and of the workers' order (default %(default)s)")
     options = parser.parse_args(arguments)
+    of_workers, kind = options.kill == "worker", _KINDS[options.kill]
+    if options.kills is None:
+        options.kills = options.hosts - 1 if of_workers else 5
+    if of_workers and not 1 <= options.kills < options.hosts:
+        parser.error("one worker has to be left, and one to be lost: --kills %d, --hosts %d" % (
+            options.kills, options.hosts))  # fmt: skip
+    if options.how != "kill" and not of_workers:
+        parser.error(f"--how {options.how} is for --kill worker")
     with hosts.lab(1 + options.hosts, options.rate) as lab:
-        iterations, absences = measure(lab, options)
-    without = [end - begin for begin, end in iterations if _is_any((begin, end), absences)]
-    others = [end - begin for begin, end in iterations if not _is_any((begin, end), absences)]
-    print(f"{options.model}, {options.hosts} hosts: {len(absences)} schedulers were killed")
+        iterations, deaths = measure(lab, options)
+    absences = [death.span for death in deaths]
+    apart = [_told_apart(spans, absences, kind.behind) for spans in iterations.values()]
+    without, others = (_seconds(sum(spans, [])) for spans in zip(*apart))
+    print(f"{options.model}, {options.hosts} hosts: {len(deaths)} {options.kill}s were {_PAST[options.how]}")
     print("iterations                  number  median s  least s  greatest s")
-    for what, seconds in (("with a scheduler", others), ("without one for a while", without)):
+    for what, seconds in zip(kind.names, (others, without)):
         print("%-27s %6d %9.3f %8.3f %11.3f" % (
             what, len(seconds), statistics.median(seconds), min(seconds), max(seconds)
         ))  # fmt: skip
     gone = [end - begin for begin, end in absences]
-    print(f"the longest without one is {max(without) / statistics.median(others):.3f} of the median with one")
-    print(f"seconds without one: median {statistics.median(gone):.2f}, greatest {max(gone):.2f}")
+    if of_workers:
+        pauses = [_pause_s(death, deaths, iterations) for death in deaths]
+        for death, pause_s, gone_s in zip(deaths, pauses, gone):
+            print(f"{death.victim}: a pause of {pause_s:.3f} s, missed for {gone_s:.2f} s")
+        print("pauses, s: median %.3f, least %.3f, greatest %.3f" % (
+            statistics.median(pauses), min(pauses), max(pauses)))  # fmt: skip
+    else:
+        print(f"the longest without one is {max(without) / statistics.median(others):.3f} of the median with one")
+    print(f"seconds {kind.absence}: median {statistics.median(gone):.2f}, greatest {max(gone):.2f}")
     return 0
 
 
@@ -71,38 +129,78 @@ def _is_any(span: Span, others: Sequence[Span]) -> bool:
     return any(begin < span[1] and span[0] < end for begin, end in others)
 
 
-def measure(lab: Sequence[hosts.Host], options) -> Tuple[List[Span], List[Span]]:
-    """Rank 0's iterations, and when there was no scheduler; by the clock that all hosts of a lab share. The first host
-    is the scheduler's and `p3 run`'s alone."""
-    count, mark, rng = EVERY * options.kills + 2, uuid.uuid4().hex, random.Random(1)
+def _told_apart(iterations: Sequence[Span], absences: Sequence[Span], behind: bool) -> Tuple[List[Span], List[Span]]:
+    """One worker's iterations in which an absence falls or, if `behind`, fell in the one before; and the others."""
+    apart: Tuple[List[Span], List[Span]] = ([], [])
+    was_struck = False
+    for span in iterations:
+        is_struck = _is_any(span, absences)
+        apart[not (is_struck or behind and was_struck)].append(span)
+        was_struck = is_struck
+    return apart
+
+
+def _seconds(spans: Sequence[Span]) -> List[float]:
+    return [end - begin for begin, end in spans]
+
+
+def _pause_s(death: Death, deaths: Sequence[Death], iterations: Dict[int, List[Span]]) -> float:
+    """Of the worker that it held up most. Who was dead by then has no iteration in it."""
+    absences = [one.span for one in deaths]
+    since = max((end for _, end in absences if end < death.span[0]), default=-math.inf)
+    pauses = []
+    for spans in iterations.values():
+        struck, _ = _told_apart(spans, [death.span], True)
+        before = [span for span in _told_apart(spans, absences, True)[1] if since < span[0] < death.span[0]]
+        if struck:
+            pauses.append(max(_seconds(struck)) - statistics.median(_seconds(before)))
+    return max(pauses)
+
+
+def measure(lab: Sequence[hosts.Host], options) -> Tuple[Dict[int, List[Span]], List[Death]]:
+    """The workers' iterations by rank, or rank 0's alone if it is schedulers that die; by the clock that all hosts of a
+    lab share. The first host is the scheduler's and `p3 run`'s alone."""
+    kind, mark, rng = _KINDS[options.kill], uuid.uuid4().hex, random.Random(options.seed)
+    victims, watched = [Victim("scheduler", 0)] * options.kills, [0]
+    if options.kill == "worker":
+        watched = rng.sample(range(options.hosts), options.hosts)
+        victims = [Victim("worker", rank) for rank in watched[: options.kills]]
+    count, last = kind.every * options.kills + 2, watched[-1]  # who lives longest
     with tempfile.TemporaryDirectory(prefix="p3-deaths-") as name:
         folder = Path(name)
         process = _start(lab, folder, mark, count, options)
-        backs, said = [], []
+        overs, said = [], []
 
         def read() -> None:
             for line in process.stdout:
                 said.append(line)
-                if _BACK in line:
-                    backs.append(time.monotonic())
+                if kind.over in line:
+                    overs.append(time.monotonic())
 
         reader = threading.Thread(target=read, daemon=True)
         reader.start()
-        kills: List[float] = []
+        begins: List[float] = []
         try:
-            for number in range(1, EVERY * options.kills, EVERY):
-                done = _wait(folder, number, process, said)
-                time.sleep(rng.uniform(0, 0.5) * done[-1]["seconds"])
-                os.kill(strike.find(Victim("scheduler", 0), mark), signal.SIGKILL)
-                kills.append(time.monotonic())
-            done = _wait(folder, count, process, said)
-            if process.wait(_PATIENCE_S) != 0 or len(backs) != len(kills):
+            for number, victim in zip(range(kind.every - 2, count, kind.every), victims):
+                done = _wait(folder, last, number, process, said)
+                time.sleep(rng.uniform(0, kind.share) * done[-1]["seconds"])
+                os.kill(strike.find(victim, mark), _SIGNALS[options.how])
+                begins.append(time.monotonic())
+            _wait(folder, last, count, process, said)
+            if process.wait(_PATIENCE_S) != 0 or len(overs) != len(begins):
                 _give_up(said)
         finally:
             process.kill()
             process.wait()
             reader.join(10)
-    return [(one["start"], one["start"] + one["seconds"]) for one in done], list(zip(kills, backs))
+        told = {rank: _read(folder, rank) for rank in watched}
+    dead = [victim.rank for victim in victims if victim.role == "worker"]
+    results = {rank: one["digest"] for rank, lines in told.items() for one in lines if one["kind"] == "result"}
+    if results.keys() != told.keys() - dead or len(set(results.values())) != 1:
+        raise SystemExit("p3 bench deaths: those who were left have not ended with the same weights")
+    spans = {rank: [(one["start"], one["start"] + one["seconds"]) for one in _counted(lines)]
+             for rank, lines in told.items()}  # fmt: skip
+    return spans, [Death(*one) for one in zip(victims, zip(begins, overs))]
 
 
 def _start(lab: Sequence[hosts.Host], folder: Path, mark: str, count: int, options) -> subprocess.Popen:
@@ -112,20 +210,31 @@ def _start(lab: Sequence[hosts.Host], folder: Path, mark: str, count: int, optio
               str(folder / "worker{rank}.jsonl")]  # fmt: skip
     python, number = [sys.executable, "-m"], str(options.hosts)
     run = ["p3", "run", "-n", number, "-s", number, "--hostfile", str(folder / "hosts")]
+    if options.kill == "worker":
+        run += ["--on-worker-loss", "continue"]
+        replay.append("--departing")
     command = lab[0].command(*python, *run, *python, "p3.replay", *replay)
     env = {**strike.environment(mark), **lab_ssh.environment(lab[0]), "P3_WATCH_S": "0"}
     return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                             stderr=subprocess.STDOUT, text=True)  # fmt: skip
 
 
-def _wait(folder: Path, number: int, process: subprocess.Popen, said: List[str]) -> List[Dict]:
-    """Until so many iterations that count are over on rank 0; those."""
+def _read(folder: Path, rank: int) -> List[Dict]:
+    """What a worker has written by now."""
+    path = folder / f"worker{rank}.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def _counted(lines: Sequence[Dict]) -> List[Dict]:
+    return [one for one in lines if one["kind"] == "iteration" and not one["warmup"]]
+
+
+def _wait(folder: Path, rank: int, number: int, process: subprocess.Popen, said: List[str]) -> List[Dict]:
+    """Until so many iterations that count are over on this rank; those."""
     deadline = time.monotonic() + _PATIENCE_S
     while True:
-        path = folder / "worker0.jsonl"
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        told = [json.loads(line) for line in lines if line.endswith("\n")]
-        done = [one for one in told if one["kind"] == "iteration" and not one["warmup"]]
+        done = _counted(_read(folder, rank))
         if len(done) >= number:
             return done
         if process.poll() or time.monotonic() > deadline:

@@ -2,7 +2,7 @@
 
 import functools
 import time
-from typing import List
+from typing import Iterator, List
 
 from p3.measure.replay import gpu_clock, models
 from p3.measure.replay.gpu_clock import Clock
@@ -76,10 +76,14 @@ class Replay(Probed):
         self.iterations += 1
 
     def wrong_keys(self) -> List[int]:
-        """Keys whose weights are not exactly what all workers' gradients make of them. Waits for the last round."""
+        """Keys whose weights are not exactly what all workers' gradients make of them."""
+        return [key for key, value in enumerate(self.last_weights()) if not self.is_right(key, value.ravel())]
+
+    def last_weights(self) -> Iterator:
+        """By key, as NumPy arrays. Waits for the last round."""
         if hooks.may_be_apart(self.store_type):
             meet(self._mx, self._kv, self._weights)
-        return [key for key, weight in enumerate(self._weights) if not self.is_right(key, weight.asnumpy().ravel())]
+        return (weight.asnumpy() for weight in self._weights)
 
     def _choose_updates(self, optimizer) -> str:
         """Where Trainer has a store's weights updated: on the servers if they can, else here. Before the first key."""

@@ -15,8 +15,9 @@ from running its own stores' operations. So a machine without GPU behaves as one
 Gradients are small whole numbers that change with worker, key and iteration; at the end every weight must be exactly
 what they add up to, or the result is "wrong" and the exit status 1. With `--dgc` they are random, with
 `--compression` all +1/2 or -1/2: compressed.py; with compressed stores of torch random: torch_compressed.py; with
-`--factors` fully connected layers are real: factored.py. With `--clip` they are clipped by their global norm, which is
-computed for real, and so weights may differ by its rounding.
+`--factors` fully connected layers are real: factored.py. With `--departing` nobody can know what they add up to, as a
+worker may have left: a digest of the weights is told, which all who are left must have alike. With `--clip` they are
+clipped by their global norm, which is computed for real, and so weights may differ by its rounding.
 docs/replay.md describes the output.
 """
 
@@ -31,7 +32,7 @@ from typing import Optional, Sequence
 from p3 import codecs
 from p3.measure import arguments, compressions
 from p3.measure.replay import gpu_clock, models
-from p3.measure.workers.lines import Lines
+from p3.measure.workers.lines import Lines, digest
 from p3.measure.workers.mxnet_store import import_mxnet
 from p3.mxnet import hooks
 from p3.frontend.factors import ROUTES
@@ -39,7 +40,8 @@ from p3.frontend.factors import ROUTES
 
 # Of the options, those that the header repeats.
 _TOLD = (
-    "optimizer", "dgc", "compression", "factors", "batch", "release", "clip", "jitter", "seed", "iterations", "warmup"
+    "optimizer", "dgc", "compression", "factors", "batch", "release", "clip", "departing", "jitter", "seed",
+    "iterations", "warmup",
 )  # fmt: skip
 
 
@@ -109,12 +111,13 @@ def run(options, model: models.Model, out) -> bool:
             told = [round(stall, 6) for stall in stalls]
             lines.iteration(number, is_warmup, start, end, factor=factor, stall_s=sum(stalls), stalls=told)
             start = end  # writing counts, as the network goes on meanwhile
-        wrong = replay.wrong_keys()
-        lines.result(not wrong, wrong_keys=wrong, digest=replay.digest, median_s=statistics.median(seconds))
+        wrong = [] if options.departing else replay.wrong_keys()
+        told = digest(replay.last_weights()) if options.departing else replay.digest
+        lines.result(not wrong, wrong_keys=wrong, digest=told, median_s=statistics.median(seconds))
     print(
         f"{model.name} ({model.bytes / 1e6:.1f} MB), {options.store}, emulated computation of {options.compute:g} s: "
         f"median of {len(seconds)} iterations {statistics.median(seconds):.4f} s; "
-        f"weights {'wrong' if wrong else 'right'}",
+        f"weights {'wrong' if wrong else 'told by a digest' if options.departing else 'right'}",
         file=sys.stderr,
     )
     replay.leave(not wrong)
@@ -175,6 +178,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         help="the mean gradients, to that global norm: for stores of torch (default: not clipped)",
     )  # fmt: skip
     parser.add_argument(
+        "--departing", action="store_true",
+        help="workers may depart (P3_ON_WORKER_LOSS=continue): do not compare the weights, tell their digest",
+    )  # fmt: skip
+    parser.add_argument(
         "--jitter", type=float, default=0.0, metavar="SIGMA",
         help="spread of the computation's length, by worker and iteration: sigma of a log-normal factor (default 0)",
     )  # fmt: skip
@@ -188,6 +195,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     ways = [way for way in ("dgc", "compression", "factors") if getattr(options, way) is not None]
     if ways and (options.optimizer != "sgd" or options.store not in hooks.NAMES):
         parser.error(f"--{ways[0]} is for stores of P3's in MXNet, and needs --optimizer sgd")
+    if ways and options.departing:
+        parser.error(f"--departing goes without --{ways[0]}")
     if len(ways) > 1:
         parser.error("only one of " + ", ".join("--" + way for way in ways))
     if options.factors is not None and (options.model != "vgg19" or options.release != "layer"):

@@ -2,20 +2,21 @@
 
 import json
 
+import numpy as np
 import pytest
 from lab_traces import needs_lab
 
 from p3 import cli
-from p3.measure.chaos import run, tables
-from p3.measure.chaos.matrix import FAULTS, MOMENTS, NUMPY, ROLES, TRAININGS, Cell, Victim, cells
+from p3.measure.chaos import job, run, tables
+from p3.measure.chaos.matrix import BLOWS, FAULTS, MOMENTS, NUMPY, ROLES, TRAININGS, Cell, Victim, cells
 
 pytestmark = pytest.mark.usefixtures("quick_imports")
 
 QUICK = {"P3_TIMEOUT_S": "2"}
 
 
-def judged(role, rank, fault, moment, outcome="raised", training=NUMPY):
-    record = run.run(Cell(Victim(role, rank), fault, moment, training), 1, QUICK)
+def judged(role, rank, fault, moment, outcome="raised", training=NUMPY, departs_by=""):
+    record = run.run(Cell(Victim(role, rank), fault, moment, training, departs_by), 1, QUICK)
     assert record["hit"] is not None, record
     assert (record["weights"], sum(record["left"].values())) == ("right", 0), record
     assert record["outcome"] == outcome, record
@@ -25,7 +26,7 @@ def judged(role, rank, fault, moment, outcome="raised", training=NUMPY):
 def test_the_matrix_has_every_fault_at_every_moment_for_every_role():
     all_cells = list(cells(ROLES, tuple(FAULTS), tuple(MOMENTS), tuple(TRAININGS)))
     found = {(cell.victim.role, cell.fault, cell.moment) for cell in all_cells if cell.training == NUMPY}
-    faults = [fault for fault in FAULTS if fault not in ("replace", "gone", "back")]
+    faults = [fault for fault in FAULTS if fault not in ("replace", "depart", "gone", "back")]
     machines = {(role, fault) for role, fault, _ in found if fault in ("gone", "back")}
     assert machines == {("worker", "gone"), ("worker", "back")}
     found = {one for one in found if one[1] in faults}
@@ -39,9 +40,19 @@ def test_the_matrix_brings_every_training_back_and_replaces_every_worker_that_ca
     gluon = {cell for cell in cells(ROLES, tuple(FAULTS), tuple(MOMENTS), tuple(TRAININGS)) if cell.training != NUMPY}
     restarted = {cell.training for cell in gluon if cell.fault == "restart"}
     replaced = {(cell.training, cell.victim.rank) for cell in gluon if cell.fault == "replace"}
-    assert {cell.fault for cell in gluon} == {"restart", "replace"}
+    departed = {(cell.training, cell.victim.rank) for cell in gluon if cell.fault == "depart"}
+    assert {cell.fault for cell in gluon} == {"restart", "replace", "depart"}
     assert restarted == TRAININGS.keys() - {NUMPY}
     assert replaced == {(training, rank) for training in restarted - {"fp16-sums"} for rank in range(2)}
+    assert departed == {(training, rank) for training in restarted for rank in range(3)}
+
+
+def test_the_matrix_loses_every_worker_in_every_way_at_every_moment_of_a_job_that_goes_on():
+    departing = list(cells(ROLES, ("depart",), tuple(MOMENTS), (NUMPY,)))
+    found = {(cell.victim.role, cell.victim.rank, cell.moment, cell.blow) for cell in departing}
+    moments = MOMENTS.keys() - {"rendezvous"}  # a job that has not begun ends
+    assert found == {("worker", rank, moment, blow) for rank in range(3) for moment in moments for blow in BLOWS}
+    assert len(found) == len(departing)
 
 
 def test_a_server_killed_while_gradients_leave():
@@ -80,6 +91,29 @@ def test_a_job_goes_on_without_a_machine_and_with_it_when_it_is_back(fault, work
     assert sum(line.startswith("leaving out host ") for line in record["p3_run"]) == 1, record
 
 
+@pytest.mark.parametrize("rank, moment, departs_by", [
+    (0, "mid-broadcast", "kill"), (2, "exit", "stop"), pytest.param(1, "first-round", "cut", marks=needs_lab),
+])  # fmt: skip
+def test_the_others_go_on_without_a_worker(rank, moment, departs_by):
+    record = judged("worker", rank, "depart", moment, "departed", departs_by=departs_by)
+    assert (record["code"], record["rounds"], record["errors"]) == (0, 6, {}), record
+    assert record["p3_run"][0].startswith(f"worker {rank} ") and "goes on without it" in record["p3_run"][0], record
+    assert 0 < record["on_s"] <= record["end_s"], record
+
+
+def test_a_slice_of_who_departs_is_in_the_sums_of_the_round_under_way_or_it_is_not():
+    cell = Cell(Victim("worker", 1), "depart", "mid-push", departs_by="kill")
+    hit, history = cell.course.hit_in, [[0, 1, 2]] * cell.course.rounds
+    without, having = ([[0, 1, 2]] * whole + [[0, 2]] * (cell.course.rounds - whole) for whole in (hit - 1, hit))
+
+    def is_right(*of_slices):
+        landings = [np.array([job.weights(one, key) for one in of_slices], np.float32) for key in range(job.KEYS)]
+        return job.judged(cell, history, landings)["right"]
+
+    assert is_right(without, having) and is_right(having, having)
+    assert not is_right(without, history) and not is_right(without, [[0, 2]] * len(history))
+
+
 # One worker's first call after it has come back is join(): where workers update, and where the servers do.
 @pytest.mark.timeout(320)
 @pytest.mark.parametrize("training", ["fp16-sums", "joins"])
@@ -112,6 +146,8 @@ def test_the_tables_count_what_went_wrong(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "| a weight was wrong | 1 |" in shown and "| hung | 1 |" in shown
     assert "3 runs: 0.2 (0.2), 1.0 (1.0); **1 wrong, 1 hung**" in shown
+    went_on = dict(good, role="worker", fault="depart", blow="stop", on_s=11.5, errors={}, outcome="departed")
+    assert "| exit |  | 1 run: 11.5 (11.5), 1.0 (1.0) |  |" in tables.markdown([went_on])
     assert shown.strip() == tables.markdown([json.loads(line) for line in path.read_text().splitlines()])
 
 

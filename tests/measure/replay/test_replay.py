@@ -58,6 +58,16 @@ def test_p3_sync_of_two_workers(tmp_path, optimizer, updates):
     assert_replayed(tmp_path, 2, updates)
 
 
+@pytest.mark.parametrize("store", ["p3_sync", "p3_torch"])
+def test_weights_that_nobody_can_know_are_told_by_their_digest(tmp_path, store):
+    if store == "p3_torch":
+        pytest.importorskip("torch")
+    status, output = run_p3(2, 1, command(tmp_path, store, "--departing"))
+    assert status == 0 and "weights told by a digest" in output, output
+    first, second = (lines_of(tmp_path, rank)[2]["digest"] for rank in range(2))
+    assert first == second and len(first) == 64
+
+
 @pytest.mark.parametrize("optimizer, updates", [("none", "none"), ("sgd", "server")])
 def test_dist_sync_of_two_workers(tmp_path, optimizer, updates):
     for status, output in run_dist_sync(2, 2, command(tmp_path, "dist_sync", "--optimizer", optimizer)):
