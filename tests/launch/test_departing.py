@@ -132,6 +132,16 @@ def test_a_worker_that_freezes_departs_and_is_ended(tmp_path, processes):
     assert "worker 1 ended with signal SIGKILL" in ended.err and "sent no heartbeat" in ended.out
 
 
+def test_no_rows_are_cut_anew_as_what_moves_would_be_lost_with_a_worker(tmp_path, processes):
+    script = """
+        import p3
+        with p3.Session.open() as session:
+            print("searches" if session.searches_partitions else "leaves them")
+    """
+    ended = p3_run(tmp_path, processes, 2, 1, [sys.executable, write_script(tmp_path, script)]).wait(60)
+    assert ended.code == 0 and ended.out.count("leaves them") == 2, ended
+
+
 def test_a_server_that_dies_ends_the_job_by_its_name(tmp_path, processes):
     run = departing(tmp_path, processes, 3, 2, steps=100_000)
     while "step 3:" not in run.read_line():
