@@ -448,6 +448,8 @@ class Scheduler:
         for entry in absent:
             entry.gone = True
             self._depart(entry, text % entry + ".")
+        if absent and not self._end.done():
+            self._report({"state": "resumed"})
 
     # Deadlines
 

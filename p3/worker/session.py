@@ -332,9 +332,9 @@ class Session(Control):
 
     @property
     def searches_partitions(self) -> bool:
-        """P3_PARTITIONS=auto; and this is rank 0, which searches. Not where lost workers are replaced: what moves
-        meanwhile would be lost with one."""
-        return self._link.settings.partitions == "auto" and self.rank == 0 and not self._link.replaces_workers
+        """P3_PARTITIONS=auto; and this is rank 0, which searches. Not where a lost worker does not end the job: what moves
+        meanwhile would be lost with it."""
+        return self._link.settings.partitions == "auto" and self.rank == 0 and self._link.on_worker_loss == "fail"
 
     def partitions(self, key: Key) -> int:
         """Into how many the rows of a sparse key are cut now; 0 before it is agreed."""

@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from launched_jobs import children, scheduler_of
+from launched_jobs import children, node_of, scheduler_of
 from plugin_jobs import SCRIPTS
 from processes import Process, clean_environment, wait_until, write_script
 
@@ -132,6 +132,16 @@ def test_a_worker_that_freezes_departs_and_is_ended(tmp_path, processes):
     assert "worker 1 ended with signal SIGKILL" in ended.err and "sent no heartbeat" in ended.out
 
 
+def test_no_rows_are_cut_anew_as_what_moves_would_be_lost_with_a_worker(tmp_path, processes):
+    script = """
+        import p3
+        with p3.Session.open() as session:
+            print("searches" if session.searches_partitions else "leaves them")
+    """
+    ended = p3_run(tmp_path, processes, 2, 1, [sys.executable, write_script(tmp_path, script)]).wait(60)
+    assert ended.code == 0 and ended.out.count("leaves them") == 2, ended
+
+
 def test_a_server_that_dies_ends_the_job_by_its_name(tmp_path, processes):
     run = departing(tmp_path, processes, 3, 2, steps=100_000)
     while "step 3:" not in run.read_line():
@@ -181,3 +191,18 @@ def test_the_next_scheduler_knows_who_has_departed(tmp_path, processes):
     ended = run.wait(100)
     require_right(ended._replace(out=said + ended.out), 3, [(1, 5, 0)], steps=400)
     assert "all nodes have come back" in said + ended.out
+
+
+def test_a_snapshot_can_be_asked_for_behind_the_loss_of_scheduler_and_worker_at_once(tmp_path, processes):
+    options = ["--snapshot-dir", str(tmp_path / "snapshots"), "--snapshot-every", "1000000"]
+    run = departing(tmp_path, processes, 3, 1, options=options, steps=1_000_000, P3_TIMEOUT_S="3")
+    while "step 3:" not in run.read_line():
+        pass
+    worker = node_of(run.popen.pid, "worker")
+    os.kill(scheduler_of(run), signal.SIGKILL)
+    os.kill(worker, signal.SIGKILL)
+    while "has departed" not in run.read_line():
+        pass
+    run.signal(signal.SIGTERM)
+    ended = run.wait(50)
+    assert ended.code == 128 + signal.SIGTERM and "its last snapshot is of round" in ended.err, ended
