@@ -7,18 +7,22 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from plugin_jobs import SCRIPTS  # noqa: E402
-from processes import Process, clean_environment  # noqa: E402
+from processes import Process, clean_environment, write_script  # noqa: E402
 
 sys.path.insert(0, str(SCRIPTS))
 import torch_departing as job  # noqa: E402
 
 
+def p3_run(folder, processes, workers, command, **env):
+    argv = [sys.executable, "-m", "p3", "run", "-n", str(workers), "-s", "2", "--on-worker-loss", "continue"]
+    processes.append(Process([*argv, sys.executable, *command], clean_environment(OMP_NUM_THREADS="1", **env), folder))
+    return processes[-1].wait(100)
+
+
 @pytest.mark.parametrize("mode", job.MODES)
 def test_the_weights_are_those_of_training_on_the_joined_batch_of_who_is_there(tmp_path, processes, mode):
-    argv = [sys.executable, "-m", "p3", "run", "-n", str(job.WORKERS), "-s", "2", "--on-worker-loss", "continue"]
-    argv += [sys.executable, str(SCRIPTS / "torch_departing.py"), mode, str(tmp_path)]
-    processes.append(Process(argv, clean_environment(P3_CHECK="3", OMP_NUM_THREADS="1"), tmp_path))
-    ended = processes[-1].wait(100)
+    command = [str(SCRIPTS / "torch_departing.py"), mode, str(tmp_path)]
+    ended = p3_run(tmp_path, processes, job.WORKERS, command, P3_CHECK="3")
     assert ended.code == 0 and "(1, 2, 3)" in ended.out, ended
     first, other = (torch.load(tmp_path / ("%d.pt" % rank)) for rank in (1, 3))
     tolerance = {"sgd int8": 2e-2}.get(mode, 1e-5)
@@ -26,3 +30,21 @@ def test_the_weights_are_those_of_training_on_the_joined_batch_of_who_is_there(t
         assert torch.equal(first[name], other[name]), name
         difference = (first[name] - expected).abs().max().item()
         assert difference <= tolerance, (name, difference)
+
+
+def test_a_mean_is_one_although_a_worker_dies_in_the_middle_of_its_push(tmp_path, processes):
+    script = """
+        import os, signal, threading
+        import torch, p3.torch
+        ones = torch.ones(500_000, dtype=torch.float64)
+        p3.torch.all_reduce(ones, op="mean")
+        for number in range(24):
+            p3.torch.barrier()
+            if number == 4 * p3.torch.rank() - 2:
+                threading.Timer(0.003, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            assert torch.equal(p3.torch.all_reduce(ones, op="mean"), ones), number
+            said = p3.torch.all_gather_object("x" * 200_000)
+            assert all(text in (None, "x" * 200_000) for text in said), number
+    """
+    ended = p3_run(tmp_path, processes, 5, [write_script(tmp_path, script)])
+    assert ended.code == 0 and ended.err.count("the job goes on without it") == 4, ended
