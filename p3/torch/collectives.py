@@ -27,6 +27,8 @@ _EACH_CALLS = (
 )
 _CANNOT_BE_SENT = -1  # in the place of a length
 _WIDE = {True: "float64", False: "int64"}  # of floating point or not: sums are rounded once
+# By the servers, slice by slice: of a worker that departs meanwhile some slices have its numbers, and others do not.
+_REDUCTIONS = {"sum": "sum", "mean": "average"}
 
 
 def all_reduce(tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
@@ -48,12 +50,8 @@ def all_reduce(tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
     session = job.current()
     own = tensor.detach().to("cpu", getattr(torch, _WIDE[floating])).reshape(-1).numpy()
     _require_alike(session, len(own), floating)
-    if op == "mean":
-        *_, workers = total = _sum(session, np.append(own, 1.0))
-        total = total[:-1] / workers
-    else:
-        total = _sum(session, own)
-    return torch.from_numpy(total).reshape(tensor.shape).to(tensor.device, tensor.dtype)
+    reduced = _sum(session, own, _REDUCTIONS[op])
+    return torch.from_numpy(reduced).reshape(tensor.shape).to(tensor.device, tensor.dtype)
 
 
 def _require_alike(session: Session, elements: int, floating: bool) -> None:
@@ -111,7 +109,8 @@ def _gathered(session: Session, ranks: Any, value: Any) -> List[Optional[bytes]]
         end = int(ends[places[session.rank]])
         texts[end - len(text) : end] = text
     texts = _sum(session, texts).astype(np.uint8)
-    return [bytes(one) if one.any() else None for one in np.split(texts, ends[:-1])]
+    # JSON has no zeros; they are where one has departed before all of its text had left.
+    return [bytes(one) if one.size and one.all() else None for one in np.split(texts, ends[:-1])]
 
 
 def _encoded(value: Any) -> bytes:
@@ -136,10 +135,11 @@ def _require_plain(value: Any, where: str) -> None:
 
 
 class _Sums:
-    """Of one session: its store, and the keys that have been needed so far."""
+    """Of one session and kind of reduction: its store, and the keys that have been needed so far."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, reduction: str) -> None:
         self._store = session.new_store()
+        session.set_option(self._store, "reduction", {"type": reduction})
         self._keys: Dict[Tuple[str, int], Key] = {}
 
     def sum(self, session: Session, own: np.ndarray) -> np.ndarray:
@@ -159,10 +159,11 @@ class _Sums:
         return self._keys[identity]
 
 
-_of_sessions: MutableMapping[Session, _Sums] = weakref.WeakKeyDictionary()
+_of_sessions: MutableMapping[Session, Dict[str, _Sums]] = weakref.WeakKeyDictionary()
 
 
-def _sum(session: Session, own: np.ndarray) -> np.ndarray:
-    if session not in _of_sessions:
-        _of_sessions[session] = _Sums(session)
-    return _of_sessions[session].sum(session, own)
+def _sum(session: Session, own: np.ndarray, reduction: str = "sum") -> np.ndarray:
+    sums = _of_sessions.setdefault(session, {})
+    if reduction not in sums:
+        sums[reduction] = _Sums(session, reduction)
+    return sums[reduction].sum(session, own)

@@ -13,12 +13,16 @@ sys.path.insert(0, str(SCRIPTS))
 import torch_departing as job  # noqa: E402
 
 
+def p3_run(folder, processes, workers, command, **env):
+    argv = [sys.executable, "-m", "p3", "run", "-n", str(workers), "-s", "2", "--on-worker-loss", "continue"]
+    processes.append(Process([*argv, sys.executable, *command], clean_environment(OMP_NUM_THREADS="1", **env), folder))
+    return processes[-1].wait(100)
+
+
 @pytest.mark.parametrize("mode", job.MODES)
 def test_the_weights_are_those_of_training_on_the_joined_batch_of_who_is_there(tmp_path, processes, mode):
-    argv = [sys.executable, "-m", "p3", "run", "-n", str(job.WORKERS), "-s", "2", "--on-worker-loss", "continue"]
-    argv += [sys.executable, str(SCRIPTS / "torch_departing.py"), mode, str(tmp_path)]
-    processes.append(Process(argv, clean_environment(P3_CHECK="3", OMP_NUM_THREADS="1"), tmp_path))
-    ended = processes[-1].wait(100)
+    command = [str(SCRIPTS / "torch_departing.py"), mode, str(tmp_path)]
+    ended = p3_run(tmp_path, processes, job.WORKERS, command, P3_CHECK="3")
     assert ended.code == 0 and "(1, 2, 3)" in ended.out, ended
     first, other = (torch.load(tmp_path / ("%d.pt" % rank)) for rank in (1, 3))
     tolerance = {"sgd int8": 2e-2}.get(mode, 1e-5)
@@ -42,9 +46,25 @@ def test_what_does_not_go_with_it_is_refused_by_name(tmp_path, processes):
             except ValueError as error:
                 print(str(error).partition(": ")[2])
     """
-    argv = [sys.executable, "-m", "p3", "run", "-n", "1", "-s", "1", "--on-worker-loss", "continue"]
-    processes.append(Process([*argv, sys.executable, write_script(tmp_path, script)], clean_environment(), tmp_path))
-    ended = processes[-1].wait(60)
+    ended = p3_run(tmp_path, processes, 1, [write_script(tmp_path, script)])
     assert ended.code == 0, ended
     assert "going on without lost workers (P3_ON_WORKER_LOSS=continue is set) and weights where" in ended.out
     assert "going on without lost workers (P3_ON_WORKER_LOSS=continue is set) and a trainer's loop" in ended.out
+
+
+def test_a_mean_is_one_although_a_worker_dies_in_the_middle_of_its_push(tmp_path, processes):
+    script = """
+        import os, signal, threading
+        import torch, p3.torch
+        ones = torch.ones(500_000, dtype=torch.float64)
+        p3.torch.all_reduce(ones, op="mean")
+        for number in range(24):
+            p3.torch.barrier()
+            if number == 4 * p3.torch.rank() - 2:
+                threading.Timer(0.003, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            assert torch.equal(p3.torch.all_reduce(ones, op="mean"), ones), number
+            said = p3.torch.all_gather_object("x" * 200_000)
+            assert all(text in (None, "x" * 200_000) for text in said), number
+    """
+    ended = p3_run(tmp_path, processes, 5, [write_script(tmp_path, script)])
+    assert ended.code == 0 and ended.err.count("the job goes on without it") == 4, ended
