@@ -324,7 +324,7 @@ class Session(Control):
 
     @property
     def searches_partitions(self) -> bool:
-        """P3_PARTITIONS=auto; and this is rank 0, which searches. Not where a lost worker does not end the job: what moves
+        """P3_PARTITIONS=auto; and this is rank 0, which searches. Not where the job outlives a worker: what moves
         meanwhile would be lost with it."""
         return self._link.settings.partitions == "auto" and self.rank == 0 and self._link.on_worker_loss == "fail"
 
