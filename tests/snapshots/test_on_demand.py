@@ -3,6 +3,8 @@
 import re
 import signal
 import sys
+import threading
+from types import SimpleNamespace
 
 import plugin_jobs as jobs
 import pytest
@@ -13,6 +15,7 @@ from p3.cluster.agreement import Agreement
 from p3.cluster.node import Node
 from p3.errors import ProtocolError
 from p3.snapshots import files
+from p3.worker.snapshots.demand import Demand
 
 WORKERS = [Node("worker", rank, "w%d" % rank) for rank in range(3)]
 SERVERS = [Node("server", 0, "s0")]
@@ -234,3 +237,20 @@ def test_without_a_launcher_the_process_itself_hears_signals(tmp_path, processes
     finished = process.wait(20)
     assert finished.code == 143 and "the job ends, as SIGTERM asked; its snapshot of round" in finished.err, finished
     assert len(files.rounds(str(tmp_path / "snapshots"))) == 2
+
+
+def test_a_demand_that_is_made_anew_while_its_first_snapshot_is_waited_for_holds():
+    """As when the first worker departs: the new decision may come before the wait for the old one has ended."""
+    handlers = {}
+
+    def wait_until(is_over, _what):
+        handlers["snapshot_at"]({"number": 2, "round": 8, "ends": True})
+        assert is_over()
+
+    session = SimpleNamespace(changed=threading.Lock(), handle=handlers.__setitem__, wait_until=wait_until, label="w")
+    snapshots = SimpleNamespace(directory=None, last_round=6, over=0, taken=0, has_failed=False, finish=lambda: None)
+    demand = Demand(session, SimpleNamespace(send=lambda message: None), snapshots)
+    handlers["snapshot_at"]({"number": 1, "round": 7, "ends": True})
+    assert demand.pass_mark(7)
+    demand.end_with(7)
+    assert demand.pass_mark(8)

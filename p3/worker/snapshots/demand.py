@@ -97,7 +97,9 @@ class Demand:
         self._snapshots.finish()
         what = "to hear what became of the snapshot of round %d" % round
         session.wait_until(lambda: self._snapshots.over >= round or self._demanded != demanded, what)
-        self._demanded = 0
+        with session.changed:
+            if self._demanded == demanded:  # else it has been asked for again meanwhile
+                self._demanded = 0
         if self._snapshots.taken < round and not self._snapshots.has_failed:
             return  # given up, as somebody takes no steps now: it will be asked for again
         saved = "its snapshot of round %d is complete" % round
