@@ -365,7 +365,7 @@ class Job:
         return least, greatest
 
 
-STEPS = 400
+STEPS = 500
 
 
 def assert_sums_are_exact(job, workers, steps=STEPS):
@@ -385,7 +385,7 @@ def test_each_rank_is_killed_at_some_moment_and_no_sum_is_wrong(processes):
     print("seed", seed)
     chance = random.Random(seed)
     job = Job(processes, python("replaced_worker.py", STEPS), 3)
-    for rank, step in zip(chance.sample(range(3), 3), sorted(chance.sample(range(2, STEPS - 100), 3))):
+    for rank, step in zip(chance.sample(range(3), 3), sorted(chance.sample(range(2, STEPS - 300), 3))):
         job.lose(rank, step)
     finished = job.end()
     assert finished.code == 0, finished

@@ -144,7 +144,7 @@ class Session:
     """What Priorities uses of a session, and of its orders."""
 
     def __init__(self, rank=0):
-        self.rank = rank
+        self.rank, self.is_first = rank, rank == 0
         self.orders = self
         self.version = 0
         self.announced = []
