@@ -101,8 +101,8 @@ class Progress:
         self._send({"kind": "joined", "worker": session.rank, "step": step, "round": session.snapshots.last_round})
 
     def all_take_part(self, round: int) -> bool:
-        """Whether nobody has called join() before this round, and waits there still. Who has departed there counts until
-        the others come out of it: they hear of that behind different rounds, and must answer alike."""
+        """Whether nobody has called join() before this round, and waits there still. Who has departed there counts
+        until the others come out of it: they hear of that behind different rounds, and must answer alike."""
         return all(count <= self._joins or self._snapshot_by[rank] >= round for rank, count in self._joined.items())
 
     # The scheduler's messages, with the session's lock held
