@@ -454,8 +454,11 @@ class Agreement:
     def _on_check_snapshot(self, node: Node, message: dict) -> Sent:
         self._require_first(node, message)
         question = "snapshot_checked", message["round"]
-        if any(answer == "snapshot_checked" for answer, _ in self._questions):
+        if any(name[0] == "snapshot_checked" and asked.receivers == [node] for name, asked in self._questions.items()):
             raise ProtocolError("%s asked to check two snapshots at once" % (node,))
+        if question in self._questions:  # by a first worker that has departed
+            self._questions[question] = self._questions[question]._replace(receivers=[node])
+            return []
         nodes = [other for other in self._workers + self._servers if not self._snapshots.has_left(other)]
         verdict = {"kind": "snapshot_checked", "round": message["round"], "problem": ""}
         self._questions[question] = _Question(set(nodes), self._workers[:1], verdict)

@@ -224,3 +224,14 @@ def test_a_demanded_snapshot_goes_on_without_a_worker():
     assert [(node, message["round"]) for node, message in decided] == [(node, 4) for node in workers[:2]]
     asked = agreement.depart(workers[0])  # which was to begin it; the other may be past that step
     assert [(node, message["kind"]) for node, message in asked] == [(workers[1], "snapshot_wanted")]
+
+
+def test_the_next_worker_may_ask_for_the_very_check_that_the_first_one_had_asked_for():
+    workers = [Node("worker", rank, "w%d" % rank) for rank in range(3)]
+    agreement = Agreement(workers, SERVERS)
+    check, checked = {"kind": "check_snapshot", "round": 5}, {"kind": "snapshot_checked", "round": 5, "problem": ""}
+    assert len(agreement.receive(workers[0], check)) == 5
+    for node in (*SERVERS, workers[1]):
+        assert agreement.receive(node, checked) == []
+    assert agreement.depart(workers[0]) == agreement.receive(workers[1], check) == []
+    assert agreement.receive(workers[2], checked) == [(workers[1], checked)]

@@ -68,3 +68,37 @@ def test_a_mean_is_one_although_a_worker_dies_in_the_middle_of_its_push(tmp_path
     """
     ended = p3_run(tmp_path, processes, 5, [write_script(tmp_path, script)])
     assert ended.code == 0 and ended.err.count("the job goes on without it") == 4, ended
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_snapshots_rest_while_workers_are_in_join_also_if_one_dies_there(tmp_path, processes, dies):
+    script = """
+        import os, signal, sys
+        import torch, p3.torch
+        model = torch.nn.Linear(10, 3)
+        optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model)
+        rank, followed = p3.torch.rank(), []
+
+        def train(steps):
+            for step in steps:
+                optimizer.zero_grad()
+                model(torch.ones(4, 10) * step).pow(2).mean().backward()
+                optimizer.step()
+                p3.torch.snapshot(step, {})
+
+        def follow():
+            followed.append(1)
+            if rank == 2 and len(followed) == 3 and sys.argv[1] == "True":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        train(range(1, [30, 12, 4][rank] + 1))
+        optimizer.join(after_step=follow)
+        train(range(31, 34))
+        optimizer.synchronize()
+        print("the end", flush=True)
+    """
+    folder = tmp_path / "snapshots"
+    env = {"P3_SNAPSHOT_DIR": str(folder), "P3_SNAPSHOT_EVERY": "1", "P3_WAIT_TIMEOUT_S": "20"}
+    ended = p3_run(tmp_path, processes, 3, [write_script(tmp_path, script), str(dies)], **env)
+    assert ended.code == 0 and ended.out.count("the end") == 3 - dies, ended
+    assert max(path.name for path in folder.glob("round-*[0-9]")) == "round-%012d" % 33

@@ -31,7 +31,6 @@ class Progress:
         self._joins = 0  # how often join() has returned, which it does for all workers
         session.handle("joined", self._on_joined)
         self._steps: Optional[Steps] = None
-        self.is_noted: bool = link.replaces_workers  # else pushes and skips need not be told
         if link.replaces_workers:
             numbers = lambda: session.describe_optimizers()  # noqa: E731  it may be set at any time
             self._steps = Steps(numbers, keys.completed_pushes, keys.agreed.__contains__)
@@ -102,8 +101,8 @@ class Progress:
         self._send({"kind": "joined", "worker": session.rank, "step": step, "round": session.snapshots.last_round})
 
     def all_take_part(self, round: int) -> bool:
-        """Whether nobody has called join() before this round, and waits there still. Who has departed there counts until
-        the others come out of it: they hear of that behind different rounds, and must answer alike."""
+        """Whether nobody has called join() before this round, and waits there still. Who has departed there counts
+        until the others come out of it: they hear of that behind different rounds, and must answer alike."""
         return all(count <= self._joins or self._snapshot_by[rank] >= round for rank, count in self._joined.items())
 
     # The scheduler's messages, with the session's lock held
