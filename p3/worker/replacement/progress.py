@@ -31,6 +31,7 @@ class Progress:
         self._joins = 0  # how often join() has returned, which it does for all workers
         session.handle("joined", self._on_joined)
         self._steps: Optional[Steps] = None
+        self.is_noted: bool = link.replaces_workers  # else pushes and skips need not be told
         if link.replaces_workers:
             numbers = lambda: session.describe_optimizers()  # noqa: E731  it may be set at any time
             self._steps = Steps(numbers, keys.completed_pushes, keys.agreed.__contains__)
