@@ -102,3 +102,31 @@ def test_snapshots_rest_while_workers_are_in_join_also_if_one_dies_there(tmp_pat
     ended = p3_run(tmp_path, processes, 3, [write_script(tmp_path, script), str(dies)], **env)
     assert ended.code == 0 and ended.out.count("the end") == 3 - dies, ended
     assert max(path.name for path in folder.glob("round-*[0-9]")) == "round-%012d" % 33
+
+
+def test_frozen_weights_are_never_a_sum_of_two_givers(tmp_path, processes):
+    """Rank 0 dies behind a piece that rank 1 begins when it knows of that."""
+    script = """
+        import os, signal, time
+        import torch, p3.torch
+        from p3.torch.rounds import frozen
+
+        begin, pieces = frozen.Frozen._begin, []
+
+        def begin_or_die(self, *arguments):
+            pieces.append(1)
+            if len(pieces) == 4 and self._session.rank == 1:
+                with self._session.changed:
+                    assert self._session.changed.wait_for(lambda: 0 not in self._session.members, 30)
+            operation = begin(self, *arguments)
+            if len(pieces) == 5 and self._session.rank == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return operation
+
+        frozen.PIECE_BYTES, frozen.Frozen._begin = 1 << 18, begin_or_die
+        base, head = torch.nn.Linear(1000, 400).requires_grad_(False), torch.nn.Linear(400, 2)
+        torch.nn.init.ones_(base.weight)
+        p3.torch.DistributedOptimizer(torch.optim.SGD(head.parameters(), lr=0.1), torch.nn.Sequential(base, head))
+    """
+    ended = p3_run(tmp_path, processes, 3, [write_script(tmp_path, script)])
+    assert ended.code == 1 and "worker 0 was lost while it gave all workers the weights" in ended.err, ended

@@ -50,34 +50,36 @@ class Frozen:
         arrays = [np.zeros(piece, np.uint8) for _ in keys]
         under_way: List[Tuple] = []
         stream = _Stream(tensors)
+        giver = session.members[0]  # to the end: of two, the bytes would be added up
         for number in range(count):
             if len(under_way) == len(keys):
-                self._land(stream, *under_way.pop(0))
+                self._land(stream, giver, *under_way.pop(0))
             key, array = keys[number % 2], arrays[number % 2]
             places = stream.next(piece)
-            if session.is_first:
+            if session.rank == giver:
                 stream.read(places, array)
-            under_way.append((self._begin(key, array, number < len(keys)), places, array))
+            under_way.append((self._begin(key, array, giver, number < len(keys)), places, array))
         for one in under_way:
-            self._land(stream, *one)
+            self._land(stream, giver, *one)
         session.release(store)
 
-    def _begin(self, key: Key, array: np.ndarray, is_first: bool) -> Any:
+    def _begin(self, key: Key, array: np.ndarray, giver: int, is_first: bool) -> Any:
         """The key's first value, and then rounds, which no worker can miss: an init of a worker that is late may be
         answered with the value of a later one."""
         session = self._session
         if is_first:
-            return session.init(key, array if session.is_first else None, array)
-        if session.is_first:
+            return session.init(key, array if session.rank == giver else None, array)
+        if session.rank == giver:
             return session.pushpull(key, array, array)
         return session.skip(key, array, goes_on=True)
 
-    def _land(self, stream, operation, places: List[Place], array: np.ndarray) -> None:
+    def _land(self, stream, giver: int, operation, places: List[Place], array: np.ndarray) -> None:
         self._session.wait([operation])
         if not operation.updated:
-            self._session.fail("worker 0 was lost while it gave all workers the weights that no optimizer trains")
+            what = "worker %d was lost while it gave all workers the weights that no optimizer trains"
+            self._session.fail(what % giver)
             self._session.check()
-        if not self._session.is_first:
+        if self._session.rank != giver:
             stream.write(places, array)
 
 
