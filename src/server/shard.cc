@@ -120,7 +120,7 @@ void Shard::init(Task& task, Reply& reply) {
     return;
   }
   if (task.payload) {
-    if (task.worker == 0 && inits_[0] == 0) drop_state();  // of a value that was loaded
+    if (task.worker == key.first() && inits(task.worker) == 0) drop_state();  // of a value that was loaded
     replace_value(std::move(task.payload));
   }
   if (task.worker == key.first()) value_is_replaced();

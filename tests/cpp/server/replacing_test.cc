@@ -491,6 +491,20 @@ TEST_P(OutlivingServer, HasKeysThatADismissedWorkerNeverKnew) {
   EXPECT_FALSE(job.server.error());
 }
 
+TEST(OutlivingServer, DropsTheStateOfALoadedValueForTheNextFirstWorkersOwn) {
+  Job job(2, outliving());
+  job.server.set_optimizer(0, {"sgd", {{"momentum", 0.5}}});
+  job.define(1, 1);
+  const float value = 10, momentum = 6;
+  job.server.load(1, 0, 0, &value, sizeof value);
+  job.server.load(1, 0, 1, &momentum, sizeof momentum);
+  job.server.dismiss_worker(0);
+  job.init(1, 1, 0, {1});
+  EXPECT_EQ(job.receive_value(1), (std::vector<float>{1}));
+  job.push(1, 1, 1, {0}, 0, 0, 1);
+  EXPECT_EQ(job.receive_value(1), (std::vector<float>{1}));
+}
+
 TEST(OutlivingServer, LetsTheNextFirstWorkerAskForASnapshotBeforeItHearsOfTheLossItself) {
   Job job(2, outliving(1));
   job.define(1, 1);
