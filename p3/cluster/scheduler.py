@@ -437,18 +437,17 @@ class Scheduler:
         return entry
 
     def _give_up_absent(self) -> None:
-        text = "%s: another scheduler has died, and %%s did not come back within %g s of its end" % (
-            self._label, self._settings.timeout_s,
-        )  # fmt: skip
         absent = self._absent()
+        if not absent:
+            return
+        text = "%s: another scheduler has died, and %s did not come back within %g s of its end"
         if not self._settings.goes_on_without or any(entry.node.role == "server" for entry in absent):
-            if absent:
-                self._fail(text % ", ".join(map(str, absent)))
+            self._fail(text % (self._label, ", ".join(map(str, absent)), self._settings.timeout_s))
             return
         for entry in absent:
             entry.gone = True
-            self._depart(entry, text % entry + ".")
-        if absent and not self._end.done():
+            self._depart(entry, text % (self._label, entry, self._settings.timeout_s) + ".")
+        if not self._end.done():
             self._report({"state": "resumed"})
 
     # Deadlines
@@ -505,7 +504,7 @@ class Scheduler:
         if self._end.done():
             return
         departed = {"kind": "departed", "rank": entry.node.rank}
-        if self._journal is not None and not self._is_replaying:
+        if self._journal is not None:
             self._journal.add(entry.node, departed)
             self._look_at_journal()
         self._let_go(entry, departed, text)

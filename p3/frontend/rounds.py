@@ -33,6 +33,12 @@ class Round:
         self.pushed: Any = None  # what the front end wants to see again when it lands
 
 
+def let_servers_divide(session: Session, store: int) -> None:
+    """By the number of workers, where that may fall: they know it in the very round. Before the store has a key."""
+    if session.goes_on_without:
+        session.set_option(store, "reduction", {"type": "mean"})
+
+
 class KeyRounds(ABC):
     """Threads: those of the script, one at a time."""
 
@@ -156,7 +162,7 @@ class KeyRounds(ABC):
     def renew_for_step(self) -> None:
         """The same, for the step's own forward pass."""
         if not self.is_new and self._under_way is not None:
-            self._make_room() if self._may_go_ahead else self.land()
+            self._make_room()
 
     def _make_room(self) -> None:
         """Another round may begin: nothing is under way, or with staleness one round that the value may do without.

@@ -21,7 +21,7 @@ import numpy as np
 from p3.frontend import snapshots
 from p3.frontend.compression import Compression, Given
 from p3.frontend.order import Order
-from p3.frontend.rounds import KeyRounds, Round
+from p3.frontend.rounds import KeyRounds, Round, let_servers_divide
 from p3.frontend.steps import Count, Steps
 from p3.plan import strategy as strategies
 from p3.settings import Settings
@@ -57,8 +57,7 @@ class Weights(snapshots.Trainer):
         for option, value in self._compression.of_store.options.items():
             session.set_option(self._store, option, value)
         session.set_optimizer(self._store, optimizer)
-        if session.goes_on_without:
-            session.set_option(self._store, "reduction", {"type": "mean"})
+        let_servers_divide(session, self._store)
         self._weights = {name: self._declare(name, first[name]) for name in first}
         for place, one in enumerate(self._weights.values()):
             one.priority = -place if settings.priority != "off" else 0  # until a step gives another

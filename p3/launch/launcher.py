@@ -225,14 +225,14 @@ class Launcher:
         while ending:
             done, ending = await asyncio.wait(ending, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             self._status.read()
-            restarted = {task for task in done if self._may_restart(task.result())}
-            done -= restarted
-            for ended in [task.result() for task in restarted]:
+            outlived = {task for task in done if self._may_outlive(task.result())}
+            done -= outlived
+            for ended in [task.result() for task in outlived]:
                 self._running.remove(ended)
                 ending.add(asyncio.ensure_future(self._go_on_behind(ended)))
             if any(task.result().task is _SCHEDULER for task in done):
                 self._schedulers.close()  # who comes now is refused at once
-            if not done and (timeout_s is None or restarted):
+            if not done and (timeout_s is None or outlived):
                 continue
             failed = [task.result() for task in done if self._has_failed(task.result())]
             if failed:
@@ -296,18 +296,18 @@ class Launcher:
             await asyncio.wait({self._noted}, timeout=deadline - time.monotonic())
         return ended
 
-    def _may_restart(self, ended: Running) -> bool:
+    def _may_outlive(self, ended: Running) -> bool:
+        """Whether the job may go on behind it, with another process in its place or without one."""
         if ended.process.returncode == 0 or not self._has_begun or self._job_failure is not None:
             return False
         if ended.task is _SCHEDULER:
             return self._schedulers.may_start_again
+        role, rank = ended.task.role, ended.task.rank
+        if role != "worker" or rank in self._left:
+            return False
         if self._settings.goes_on_without:
-            return ended.task.role == "worker" and not {ended.task.rank} & (self._left | self._departed)
-        return (
-            ended.task.role == "worker"
-            and ended.task.rank not in self._left
-            and (ended.task.rank in self._joining or self._pay_for(ended.task.rank))
-        )
+            return rank not in self._departed
+        return rank in self._joining or self._pay_for(rank)
 
     def _pay_for(self, rank: int) -> bool:
         """Whether a worker that was lost in its place may come back."""

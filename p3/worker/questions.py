@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional
 
 from p3.worker.links.link import Link
 from p3.worker.replacement.progress import Progress
@@ -14,13 +14,13 @@ class Barriers:
     def __init__(self, session, link: Link, progress: Progress) -> None:
         self._session, self._send, self._progress = session, link.send, progress
         self._entered = self._done = 0 if session.past is None else session.past["barriers"]
-        self._members: Dict[int, Tuple[int, ...]] = {}  # at the end of each that is awaited
+        self._departed: Dict[int, List[int]] = {}  # at the end of each that is awaited: ranks that were not in it
         session.handle("barrier_done", self._on_done)
 
-    def enter(self, of: str) -> Tuple[int, ...]:
-        """See Session.barrier. Returns the ranks of those who were in it."""
+    def enter(self, of: str) -> List[int]:
+        """See Session.barrier. Returns the ranks of those who had departed by its end."""
         if not self._progress.barrier():
-            return self._session.members
+            return []
         with self._session.changed:
             self._entered += 1
             number = self._entered
@@ -29,14 +29,11 @@ class Barriers:
         what = "in %s (barrier %d) for other workers: %s" % (of, number, each)
         self._session.wait_until(lambda: self._done >= number, what)
         with self._session.changed:
-            return self._members.pop(number)
+            return self._departed.pop(number)
 
     def _on_done(self, message: dict) -> None:
         self._done = max(self._done, message["number"])
-        departed = message["departed"]
-        self._members[message["number"]] = tuple(
-            rank for rank in range(self._session.num_workers) if rank not in departed
-        )
+        self._departed[message["number"]] = message["departed"]
 
 
 class ServerCounters:

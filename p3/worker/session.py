@@ -426,7 +426,8 @@ class Session(Control):
         """The members, the same on every worker: a barrier, which all call at the same point. Who departs later is one
         of them still. Blocks as barrier() does."""
         self.check()
-        return self._barriers.enter("agree_on_members()")
+        departed = self._barriers.enter("agree_on_members()")
+        return tuple(rank for rank in range(self.num_workers) if rank not in departed)
 
     # Snapshots
 

@@ -17,6 +17,7 @@ from p3.frontend.local_steps.fragments import layers_of, packed
 from p3.frontend.local_steps.options import Options
 from p3.frontend.local_steps.together import Together
 from p3.frontend.local_steps.value import Global
+from p3.frontend.rounds import let_servers_divide
 from p3.settings import Settings
 from p3.worker.key import Key
 from p3.worker.session import Session
@@ -56,8 +57,7 @@ class LocalTrainer(snapshots.Trainer):
         self.store = session.new_store(plan)
         with self.beginning():
             self._require_alike()
-        if session.goes_on_without:
-            session.set_option(self.store, "reduction", {"type": "mean"})
+        let_servers_divide(session, self.store)
         for option, value in options.codec.options.items():
             session.set_option(self.store, option, value)
         session.set_optimizer(self.store, options.outer.description(self._sends_weights))

@@ -304,8 +304,7 @@ class Parameter(KeyRounds):
                 self.leave_pending()
             raise
         self._is_written = True
-        self._under_way = self._before = None
-        is_updated = round.take(round.operation)
+        is_updated = super()._take_over(round)
         if self._is_written:
             self.note_written()
         return is_updated

@@ -12,6 +12,7 @@ import torch
 
 from p3._core import MASTER
 from p3.frontend import states as states_of_servers
+from p3.frontend.rounds import let_servers_divide
 from p3.torch import rules, states
 from p3.torch.live import LiveGroups
 from p3.torch.parameters.arrays import in_memory_order
@@ -102,8 +103,8 @@ class OnServers(Overlapping):
         super()._start(resumed)
 
     def _choose_reduction(self) -> None:
-        if self._session.goes_on_without:  # else the update divides by the number of workers
-            super()._choose_reduction()
+        for store in self._stores:
+            let_servers_divide(self._session, store)  # else the update does, by the number of workers
 
     def _has_rows(self, tensor: torch.Tensor, group: Dict[str, Any]) -> bool:
         return super()._has_rows(tensor, group) and rules.updates_rows_alone(rules.describe(self._kind, group), group)
