@@ -128,7 +128,7 @@ def moved(worker: Task, host: Host, workers: Sequence[Task]) -> Task:
 def local_environment(task: Task, job: Mapping[str, str], secret: str, own: Mapping[str, str]) -> Dict[str, str]:
     """The whole environment of a process on this host. `job` is what all processes get, `own` is os.environ."""
     said = {"P3_SECRET": secret, "PYTHONUNBUFFERED": own.get("PYTHONUNBUFFERED", "1")}
-    env = {**own, **job, **task.env, **said, **_module_path(own)}
+    env = {**own, **job, **task.env, **said, **module_path(own)}
     env.pop("P3_SECRET_FILE", None)
     return worker_environment(env) if task.role == "worker" else env
 
@@ -162,7 +162,7 @@ def forwarded_environment(own: Mapping[str, str]) -> Dict[str, str]:
         for name, value in own.items()
         if name.startswith(_FORWARDED_PREFIXES) and name not in _NEVER_FORWARDED
     }
-    return {**env, **_module_path(own)}
+    return {**env, **module_path(own)}
 
 
 def ssh_command(
@@ -174,13 +174,10 @@ def ssh_command(
     return [*shlex.split(settings.ssh), *options, host, line]
 
 
-def _module_path(own: Mapping[str, str]) -> Dict[str, str]:
-    """PYTHONPATH, so that p3 is found where this process has found it."""
-    path = source_path()
-    return {} if path is None else {"PYTHONPATH": os.pathsep.join(filter(None, [own.get("PYTHONPATH"), path]))}
-
-
-def source_path() -> Optional[str]:
-    """The folder that holds the p3 package, if that is not installed where Python looks by itself."""
+def module_path(own: Mapping[str, str]) -> Dict[str, str]:
+    """PYTHONPATH, so that a process with the environment `own` finds p3 where this one has found it; {} if p3 is
+    installed where Python looks by itself."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    return None if os.path.basename(root) in ("site-packages", "dist-packages") else root
+    if os.path.basename(root) in ("site-packages", "dist-packages"):
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [own.get("PYTHONPATH"), root]))}

@@ -14,7 +14,7 @@ from typing import Dict, List, Mapping, NamedTuple, Optional
 from p3.launch.execute import Launched, p3_exec
 from p3.launch.launchers.meeting import Met
 from p3.launch.launchers.place import Place
-from p3.launch.placement import source_path
+from p3.launch.placement import module_path
 from p3.launch.schedulers import Schedulers
 
 
@@ -48,10 +48,7 @@ def _common(met: Met, env: Mapping[str, str]) -> Dict[str, str]:
 
 def _start(role: str, env: Mapping[str, str], **descriptors: Optional[int]) -> Node:
     launched = Launched(launcher_pid=os.getpid(), shielded=1, **descriptors)
-    path = source_path()
-    env = dict(env, DMLC_ROLE=role)
-    if path is not None:
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), path]))
+    env = {**env, **module_path(env), "DMLC_ROLE": role}
     passed = tuple(descriptor for descriptor in descriptors.values() if descriptor is not None)
     command = [sys.executable, *p3_exec(*launched.options())]
     return Node(role, subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, pass_fds=passed))

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Dict, Optional
 
-from p3.launch.placement import source_path
+from p3.launch.placement import module_path
 from p3.measure.chaos.matrix import CUT, STOP, Cell, Victim
 from p3.measure.lab import network
 
@@ -46,8 +46,7 @@ def find(victim: Victim, mark: str) -> int:
 def environment(mark: str) -> Dict[str, str]:
     """Of a `p3 run` whose processes marked() finds: this process's own, but for what is of another job."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("DMLC_", "P3_"))}
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), source_path()]))
-    return {**env, MARK: mark}
+    return {**env, **module_path(env), MARK: mark}
 
 
 def marked(mark: str) -> Dict[int, Dict[str, str]]:

@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Type
 
-from p3.launch.placement import source_path
+from p3.launch.placement import module_path
 from p3.measure.jobs.ssh_host import SshHost
 from p3.measure.jobs.stores import Store
 
@@ -231,9 +231,7 @@ def _own_environment() -> Dict[str, str]:
     """Ours without what would make a process join another job."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("DMLC_")}
     env.pop("P3_SECRET_FILE", None)
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), source_path()]))
-    env["PYTHONUNBUFFERED"] = "1"
-    return env
+    return {**env, **module_path(env), "PYTHONUNBUFFERED": "1"}
 
 
 def _close(pipe) -> None:
