@@ -30,11 +30,13 @@ import subprocess
 import sys
 import tempfile
 import threading
+import uuid
 from pathlib import Path
 from typing import Dict, List, Sequence, Tuple
 
-from p3.launch.placement import source_path
+from p3.launch.placement import module_path
 from p3.measure import arguments as given
+from p3.measure.chaos.strike import MARK, marked
 
 TENTHS = 10
 SLACK_BYTES = 2 << 20
@@ -51,7 +53,8 @@ def main(arguments: Sequence[str]) -> int:
 def soak(options: argparse.Namespace, sampled: str) -> int:
     """`sampled`: a FIFO from which worker 0 reads a byte at each tenth; until then the job waits to be looked at."""
     go_on = os.open(sampled, os.O_RDWR)  # reading too, so that nobody waits in open()
-    job = start(options, sampled)
+    mark = uuid.uuid4().hex
+    job = start(options, sampled, mark)
     samples: List[dict] = []
     lacking: List[int] = []  # slices, of each reconnect
     rng = random.Random(options.seed)
@@ -67,10 +70,10 @@ def soak(options: argparse.Namespace, sampled: str) -> int:
                 lacking.append(report["lacking"])
                 continue
             report.update(reconnects=len(lacking), lacking=sum(lacking))
-            report["worker_bytes"], report["server_bytes"] = largest_sizes(job.pid)
+            report["worker_bytes"], report["server_bytes"] = largest_sizes(mark)
             samples.append(report)
             print_sample(report, header=len(samples) == 1)
-            disturb(job.pid, rng)
+            disturb(mark, rng)
             os.write(go_on, b"+")
         code = job.wait()
     finally:
@@ -103,7 +106,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def start(options: argparse.Namespace, sampled: str) -> subprocess.Popen:
+def start(options: argparse.Namespace, sampled: str, mark: str) -> subprocess.Popen:
     settings = {"P3_LOCAL_AGGREGATION": "0", "P3_SLICE_ELEMENTS": "1000", "OMP_NUM_THREADS": "1"}
     settings.update(setting.split("=", 1) for setting in options.set)
     command = [sys.executable, "-m", "p3", "run", "-n", str(options.workers), "-s", str(options.servers)]
@@ -111,15 +114,15 @@ def start(options: argparse.Namespace, sampled: str) -> subprocess.Popen:
         command += ["--on-worker-loss", "wait", "--worker-restarts", str(options.reconnects)]
     command += [sys.executable, "-m", "p3.measure.micro.soak_worker"]
     command += [str(options.slices), str(options.delay), str(options.seed), str(options.reconnects)]
-    environment = dict(os.environ, PYTHONPATH=source_path(), SOAK_SAMPLED=sampled, **settings)
+    environment = {**os.environ, **module_path(os.environ), MARK: mark, "SOAK_SAMPLED": sampled, **settings}
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, text=True, start_new_session=True
     )
 
 
-def disturb(launcher: int, rng: random.Random) -> None:
+def disturb(mark: str, rng: random.Random) -> None:
     """Stops one process of the job for a while that is shorter than P3_TIMEOUT_S."""
-    chosen = rng.choice(sorted(pid for pid, role in processes_of(launcher).items() if role in ("worker", "server")))
+    chosen = rng.choice(sorted(pid for pid, role in processes_of(mark).items() if role in ("worker", "server")))
     send(chosen, signal.SIGSTOP)
     threading.Timer(rng.random(), send, [chosen, signal.SIGCONT]).start()
 
@@ -129,37 +132,19 @@ def send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def largest_sizes(launcher: int) -> Tuple[int, int]:
+def largest_sizes(mark: str) -> Tuple[int, int]:
     """Resident bytes of the largest worker and the largest server."""
     sizes: Dict[str, int] = {"worker": 0, "server": 0}
-    for pid, role in processes_of(launcher).items():
+    for pid, role in processes_of(mark).items():
         with contextlib.suppress(OSError):  # it ended meanwhile
             pages = int(Path("/proc/%d/statm" % pid).read_text().split()[1])
             sizes[role] = max(sizes.get(role, 0), pages * os.sysconf("SC_PAGE_SIZE"))
     return sizes["worker"], sizes["server"]
 
 
-def processes_of(launcher: int) -> Dict[int, str]:
-    """The role of each process that descends from the launcher and has one."""
-    parents, roles = {}, {}
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            stat = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
-            parents[int(entry)] = int(stat[1])
-            for variable in Path("/proc", entry, "environ").read_bytes().split(b"\0"):
-                if variable.startswith(b"DMLC_ROLE="):
-                    roles[int(entry)] = variable[10:].decode()
-        except (OSError, ProcessLookupError):  # it ended meanwhile, or is not ours
-            continue
-
-    def descends(pid: int) -> bool:
-        while pid > 1:
-            if pid == launcher:
-                return True
-            pid = parents.get(pid, 0)
-        return False
-
-    return {pid: role for pid, role in roles.items() if descends(pid)}
+def processes_of(mark: str) -> Dict[int, str]:
+    """The role of each process of the job that has one."""
+    return {pid: env["DMLC_ROLE"] for pid, env in marked(mark).items() if "DMLC_ROLE" in env}
 
 
 def growth(samples: List[dict]) -> Dict[str, Tuple[int, int]]:
