@@ -1,5 +1,6 @@
 """Bytes in and out of a host's network card, and packets out, every few milliseconds.
 
+    totals(host)                             the bytes by now, of a host of a lab
     python -m p3.measure.jobs.nic PEER 0.01  prints, at SIGTERM, {"times": [...], "bytes_in": [...], "bytes_out":
     [...], "packets_out": [...]}
 
@@ -18,8 +19,15 @@ import time
 from pathlib import Path
 from typing import Dict, List, Tuple
 
-
+_TIMEOUT_S = 60.0  # of a machine that is busy with the job
 COUNTERS = {"bytes_in": "rx_bytes", "bytes_out": "tx_bytes", "packets_out": "tx_packets"}  # as the kernel calls them
+
+
+def totals(host) -> Tuple[int, int]:
+    """Bytes out of and into its only card, eth0."""
+    files = ["/sys/class/net/eth0/statistics/" + COUNTERS[name] for name in ("bytes_out", "bytes_in")]
+    sent, received = subprocess.check_output(host.command("cat", *files), timeout=_TIMEOUT_S).split()
+    return int(sent), int(received)
 
 
 def sample(peer: str, interval_s: float) -> None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -27,7 +26,7 @@ from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from p3.measure.arguments import number, parser
-from p3.measure.jobs import machine
+from p3.measure.jobs import machine, nic
 from p3.measure.jobs.controlled import ControlledJob
 from p3.measure.jobs.job import JobError
 from p3.measure.jobs.stores import STORES
@@ -42,7 +41,6 @@ from p3.worker.session import Session
 
 WAYS = ("dense", "factors")
 _TIMEOUT_S = 120.0
-_FILES = ["/sys/class/net/eth0/statistics/%s_bytes" % way for way in ("tx", "rx")]
 _SOME = "2/1/2,4/2/4,4/4/4,6/2/3,8/2/8,8/2/2,8/8/4,3/4/4"
 
 
@@ -78,7 +76,7 @@ def count(
         told, totals = [], []
         for way in (*WAYS, "the end"):
             told += job.hear(way)
-            totals.append([_card(host) for host in hosts])
+            totals.append([nic.totals(host) for host in hosts])
             job.tell({}, way)
         job.wait(_TIMEOUT_S)
     of_workers, of_servers, aggregates = told[0]["placement"]
@@ -91,11 +89,6 @@ def count(
         for pairs in (zip(before, after) for before, after in zip(totals, totals[1:]))
     ]
     return Counted(placement, dict(zip(WAYS, rounds)), plans)
-
-
-def _card(host: Host) -> Tuple[int, int]:
-    sent, received = subprocess.check_output(host.command("cat", *_FILES), timeout=_TIMEOUT_S).split()
-    return int(sent), int(received)
 
 
 def main(arguments: Sequence[str]) -> int:

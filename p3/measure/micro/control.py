@@ -24,6 +24,7 @@ from typing import IO, Dict, List, NamedTuple, Sequence
 
 from p3.cluster.node import loopback
 from p3.measure import arguments as given
+from p3.measure.jobs import usage
 from p3.measure.replay import models
 
 _WAIT_S = 600.0  # for all nodes to meet, and again for each of what follows
@@ -72,7 +73,7 @@ def measure(nodes: int, model: str, processes: int) -> Measured:
     try:
         started = _last(job, everybody, "started")
         agreed = _last(job, everybody, "agreed")
-        usage = _usage(job.scheduler.pid)
+        cpu_s, peak = usage.process_cpu_s(job.scheduler.pid), usage.process_peak_rss(job.scheduler.pid)
         killed = time.monotonic()
         job.workers[-1].kill()
         heard = _last(job, [process for process in everybody if process is not job.workers[-1]], "failed")
@@ -80,7 +81,7 @@ def measure(nodes: int, model: str, processes: int) -> Measured:
         for process in [job.scheduler, *everybody]:
             process.kill()
             process.communicate()
-    return Measured(nodes, started - began, agreed - started, usage["cpu_s"], int(usage["bytes"]), heard - killed)
+    return Measured(nodes, started - began, agreed - started, cpu_s, peak, heard - killed)
 
 
 def _start(nodes: int, model: str, processes: int) -> Job:
@@ -145,13 +146,3 @@ def _read(process: subprocess.Popen, phase: str) -> float:
         if phase in told:
             return told[phase]
     raise EOFError("a process of nodes has ended with %r before %r" % (process.wait(), phase))
-
-
-def _usage(pid: int) -> Dict[str, float]:
-    """Processor seconds, and the greatest resident memory."""
-    with open("/proc/%d/stat" % pid) as file:
-        fields = file.read().rpartition(")")[2].split()
-    with open("/proc/%d/status" % pid) as file:
-        peak = next(line for line in file if line.startswith("VmHWM:"))
-    ticks = os.sysconf("SC_CLK_TCK")
-    return {"cpu_s": (int(fields[11]) + int(fields[12])) / ticks, "bytes": 1024 * int(peak.split()[1])}

@@ -10,13 +10,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import List, Sequence
 
-from p3.measure.jobs import usage
+from p3.measure.jobs import nic, usage
 from p3.measure.jobs.controlled import ControlledJob
 from p3.measure.jobs.stores import STORES
 from p3.measure.lab.hosts import Host
@@ -24,7 +23,6 @@ from p3.measure.micro.raw_tcp import SERVERS_VARIABLE
 from p3.measure.replay.models import FLOAT32_BYTES
 
 START_TIMEOUT_S = 60.0
-_CARD = [f"/sys/class/net/eth0/statistics/{way}_bytes" for way in ("rx", "tx")]
 
 
 @dataclass(frozen=True)
@@ -87,8 +85,7 @@ class PushPullJob(ControlledJob):
         )
 
     def _card_bytes(self) -> int:
-        counts = [subprocess.check_output(host.command("cat", *_CARD), timeout=START_TIMEOUT_S) for host in self._hosts]
-        return sum(sum(map(int, count.split())) for count in counts) // len(counts)
+        return sum(sum(nic.totals(host)) for host in self._hosts) // len(self._hosts)
 
     def check_sums(self) -> None:
         """One untimed round; raises JobError unless every worker gets the right sums."""
