@@ -1,6 +1,5 @@
 """Replays with compressed gradients: `python -m p3.replay --dgc 0.001 --optimizer sgd`, or `--compression 2bit`."""
 
-import hashlib
 import os
 
 import numpy as np
@@ -13,6 +12,7 @@ from p3.measure.replay import models
 from p3.measure.replay.dgc_reference import Dgc, slices_of, take_steps
 from p3.measure.replay.mxnet_replay import Replay
 from p3.measure.replay.probes import random_numbers, random_parts
+from p3.measure.workers.lines import digest
 from p3.settings import Settings
 from p3.worker import session as sessions
 
@@ -43,15 +43,10 @@ class CompressedReplay(Replay):
 
     def wrong_keys(self):
         elements = _slice_elements()
-        wrong, digest = [], hashlib.sha256()
-        for key, weight in enumerate(self._weights):
-            value = weight.asnumpy().ravel()
-            digest.update(value)
-            first = value[:elements]
-            if not np.array_equal(first, self._expected(key, first.size)):
-                wrong.append(key)
-        self.digest = digest.hexdigest()
-        return wrong
+        values = [weight.asnumpy().ravel() for weight in self._weights]
+        self.digest = digest(values)
+        firsts = enumerate(value[:elements] for value in values)
+        return [key for key, first in firsts if not np.array_equal(first, self._expected(key, first.size))]
 
     def _expected(self, key: int, elements: int):
         """The first elements of the key's weight, no more than a slice, after all iterations so far."""

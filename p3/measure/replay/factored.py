@@ -9,13 +9,13 @@ trained, is told by a digest.
 """
 
 import functools
-import hashlib
 import math
 from typing import List, NamedTuple, Tuple
 
 import p3
 from p3.measure.replay import models
 from p3.measure.replay.mxnet_replay import Replay
+from p3.measure.workers.lines import digest
 from p3.placement import Placement
 from p3.frontend.factors import FactorShape, Rule
 
@@ -112,5 +112,5 @@ class FactoredReplay(Replay):
         wrong = super().wrong_keys()
         values = [(key, parameter.data().asnumpy(), self._first[parameter].asnumpy())
                   for pair in self._dense for key, parameter in pair]  # fmt: skip
-        self.digest = hashlib.sha256(b"".join(value.tobytes() for _, value, _ in values)).hexdigest()
+        self.digest = digest(value for _, value, _ in values)
         return wrong + [key for key, value, first in values if (value == first).all() or not abs(value).max() < 1e3]
