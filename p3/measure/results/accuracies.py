@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
 from p3.measure.results.records import Configuration, Run
 from p3.measure.results.summaries import Spread, by_configuration, spread
@@ -36,26 +36,10 @@ class Band:
     goal_s: Optional[Spread]  # seconds until GOAL was first reached; None: not with every seed
 
 
-class Mean(NamedTuple):
-    mean: float
-    low: float
-    high: float
-
-
-def mean(values: Collection[float]) -> Mean:
-    return Mean(statistics.fmean(values), min(values), max(values))
-
-
 def bands(runs: Iterable[Run]) -> List[Band]:
     """Of each configuration that has a right run."""
     known = (run for run in runs if run.accuracies and run.result == "right")
     return [_band(configuration, of_it) for configuration, of_it in by_configuration(known)]
-
-
-def differences(band: Band, base: Band) -> Optional[Mean]:
-    """Of the final accuracies, seed by seed; None if they have no seed in common."""
-    seeds = [seed for seed in band.finals if seed in base.finals]
-    return mean([band.finals[seed] - base.finals[seed] for seed in seeds]) if seeds else None
 
 
 def _band(configuration: Configuration, runs: Sequence[Run]) -> Band:

@@ -31,10 +31,6 @@ class Band:
         known = [loss.median for loss, at_s in zip(self.losses, self.at_s) if at_s <= seconds]
         return known[-1] if known else None
 
-    def differences(self, base: Band) -> List[float]:
-        """Of the last losses, of the seeds that both have."""
-        return [loss - base.finals[seed] for seed, loss in self.finals.items() if seed in base.finals]
-
     def ends_within(self, base: Band) -> bool:
         """Whether its mean last loss is no greater than the greatest that `base` has with any seed, but for what the
         order of sums may change."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Collection, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from p3.measure.jobs import stores
 from p3.measure.results.records import Configuration, Nic, Run
@@ -127,6 +127,22 @@ def _summary(configuration: Configuration, runs: Sequence[Run]) -> Summary:
 
 def spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.median(values), min(values), max(values))
+
+
+class Mean(NamedTuple):
+    mean: float
+    low: float
+    high: float
+
+
+def mean(values: Collection[float]) -> Mean:
+    return Mean(statistics.fmean(values), min(values), max(values))
+
+
+def mean_difference(finals: Mapping[int, float], base: Mapping[int, float]) -> Optional[Mean]:
+    """Of what trainings ended with, seed by seed; None if they have no seed in common."""
+    both = [value - base[seed] for seed, value in finals.items() if seed in base]
+    return mean(both) if both else None
 
 
 def median_of(runs: Iterable[Run], value: Callable[[Run], Optional[float]]) -> Optional[float]:

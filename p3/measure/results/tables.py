@@ -20,8 +20,8 @@ from p3.measure.jobs import stores
 from p3.measure.results import accuracies, curves, seeds
 from p3.measure.results.records import Configuration, Nic, Results, unique
 from p3.measure.results.summaries import (
-    FAR_FROM_BOUND, IDLE_SHARE, PAPER_SPEEDUPS, Spread, Summary, comparable, idle_share, median_of, model_label, rate,
-    runs_text, sent_by_a_card, setting, speedup, spread, summarise,
+    FAR_FROM_BOUND, IDLE_SHARE, PAPER_SPEEDUPS, Spread, Summary, comparable, idle_share, mean, mean_difference,
+    median_of, model_label, rate, runs_text, sent_by_a_card, setting, speedup, spread, summarise,
 )  # fmt: skip
 from p3.measure.trainings import mxnet_convnet
 
@@ -386,9 +386,10 @@ def final_accuracies(results: Results) -> List[Table]:
         by_store = {one.configuration.store: one for one in found if comparable(one.configuration) == place}
         rows = []
         for store, one in by_store.items():
-            less = accuracies.differences(one, by_store[OURS]) if OURS in by_store and store != OURS else None
+            is_compared = OURS in by_store and store != OURS
+            less = mean_difference(one.finals, by_store[OURS].finals) if is_compared else None
             rows.append([
-                store, "%.4f (%.4f..%.4f)" % accuracies.mean(one.finals.values()),
+                store, "%.4f (%.4f..%.4f)" % mean(one.finals.values()),
                 _or_dash(less, lambda mean: "%+.4f (%+.4f..%+.4f)" % mean),
                 _reached(one.goal_s), _seconds(one.at_s[-1]), "%d" % len(one.finals),
             ])  # fmt: skip
@@ -433,9 +434,9 @@ def _losses(one: Summary, band: Optional[seeds.Band], base: Optional[seeds.Band]
     by_store = {one.store: one}
     if band is None:
         return [one.store, "has not learnt", "-", "-", "-", "-", "-", "-", "0"]
-    less = accuracies.mean(band.differences(base)) if base not in (None, band) and band.differences(base) else None
+    less = None if base in (None, band) else mean_difference(band.finals, base.finals)
     return [
-        one.store, "%.3f (%.3f..%.3f)" % accuracies.mean(band.finals.values()),
+        one.store, "%.3f (%.3f..%.3f)" % mean(band.finals.values()),
         _or_dash(less, lambda mean: "%+.3f (%+.3f..%+.3f)" % mean),
         _or_dash(less and base, lambda base: "yes" if band.ends_within(base) else "no"),
         _percent(band.heldout) if band.heldout else "-",
@@ -445,7 +446,7 @@ def _losses(one: Summary, band: Optional[seeds.Band], base: Optional[seeds.Band]
 
 
 def _percent(shares: Sequence[float]) -> str:
-    return "%.1f%% (%.1f..%.1f)" % accuracies.mean([100 * share for share in shares])
+    return "%.1f%% (%.1f..%.1f)" % mean([100 * share for share in shares])
 
 
 # Network cards

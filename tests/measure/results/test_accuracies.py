@@ -5,6 +5,7 @@ import pytest
 
 from p3.measure.bench import experiments, report
 from p3.measure.results import accuracies, records
+from p3.measure.results.summaries import mean_difference
 
 AT_S = [2.0, 4.0, 6.0]
 
@@ -41,10 +42,10 @@ def test_bands_are_of_the_right_runs_over_all_seeds(found):
 
 def test_differences_are_between_runs_of_the_same_seed(found):
     plain, sparse = accuracies.bands(found.runs)
-    assert accuracies.differences(sparse, plain) == pytest.approx((-0.005, -0.02, 0.01))
+    assert mean_difference(sparse.finals, plain.finals) == pytest.approx((-0.005, -0.02, 0.01))
     elsewhere = records.of_records([made.settings("accuracy"), training("dist_sync", 7, (1, 1, 1))])
     (other,) = accuracies.bands(elsewhere.runs)
-    assert accuracies.differences(other, plain) is None
+    assert mean_difference(other.finals, plain.finals) is None
 
 
 def test_table_tells_means_differences_and_the_papers(found):
