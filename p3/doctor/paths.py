@@ -15,6 +15,7 @@ import time
 from typing import Dict, Optional
 
 from p3.doctor.door import ANSWER_BYTES, PING, RATE, REQUEST, RESULT, STEP_TIMEOUT_S, TOKEN_BYTES, read
+from p3.placement import PACKET_BYTES
 
 CONNECT_TIMEOUT_S = 5.0
 # As SocketStream has it: longer paths keep BBR, where that is the host's default.
@@ -26,8 +27,6 @@ LARGEST_PACKET = 65535  # that IPv4 has; a loopback's MTU is one more
 _SMALL_PACKET = 576  # what every IPv4 host takes
 _TRIES = 3
 _PACKET_TIMEOUT_S = 0.25
-# Of a packet, besides TCP's payload: Ethernet, IP and TCP with time stamps.
-_HEADER_BYTES = 66
 _CHUNK = bytes(1 << 18)
 
 
@@ -68,7 +67,7 @@ def rate_mbit(sock: socket.socket, seconds: float, round_trip_s: float) -> float
     sock.settimeout(STEP_TIMEOUT_S)
     segment = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
     count, spent_s = RESULT.unpack(read(sock, RESULT.size))
-    return count * (1 + _HEADER_BYTES / segment) * 8 / 1e6 / spent_s
+    return count * (1 + PACKET_BYTES / segment) * 8 / 1e6 / spent_s
 
 
 def largest_packet(address: str, port: int, token: bytes, mtu: int, round_trip_s: float) -> Optional[int]:

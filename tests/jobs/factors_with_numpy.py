@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 
+from p3.placement import FRAME_BYTES
 from p3.settings import Settings
 from p3.worker.key import FactorShape
 from p3.worker.session import Session
@@ -54,12 +55,12 @@ def check_bytes(session, before):
     """All are on one machine, whose first worker sends all their parts, of which none comes back; or if each pushes on
     its own, it sends its part, and gets the others'. Of each slice a header goes both ways."""
     part, workers = 4 * SHAPE.elements, session.num_workers
-    headers = 80 * -(-SHAPE.elements // session.slice_elements) * workers
+    headers = FRAME_BYTES * -(-SHAPE.elements // session.slice_elements) * workers
     expected = {"bytes_sent": part + headers, "bytes_received": (workers - 1) * part + headers}
     if session.placement.aggregates:
         leads = session.local_rank == 0
         expected = {"bytes_sent": leads * (workers * part + headers), "bytes_received": leads * headers}
-    heartbeats = 80 * 50
+    heartbeats = FRAME_BYTES * 50
     deadline = time.monotonic() + 10
     for name, of_step in expected.items():
         bytes_ = crossed(session, before, name)

@@ -20,6 +20,7 @@ from turns import Turns
 import p3.torch
 from p3.frontend import waiting
 from p3.frontend.weights import Weights
+from p3.placement import FRAME_BYTES
 from p3.torch.start import job
 
 RANK, SIZE = p3.torch.rank(), p3.torch.size()
@@ -221,11 +222,9 @@ def follows_streaming(steps, delay, alpha):
 # Bytes
 
 
-HEADER = 80  # of each slice, which here is a parameter, and all that a heartbeat is
-
-
 def bytes_of(model):
-    return sum(4 * one.numel() + HEADER for one in model.parameters())
+    """A parameter is a slice here."""
+    return sum(4 * one.numel() + FRAME_BYTES for one in model.parameters())
 
 
 def counts_bytes():
@@ -256,7 +255,7 @@ def counts_bytes():
             while session.counters()[moved] - before[moved] < expected:  # what has left is counted a moment later
                 assert time.monotonic() < deadline, of_step
             now = session.counters()
-            heartbeats = (now[moved] - before[moved] - expected) / HEADER
+            heartbeats = (now[moved] - before[moved] - expected) / FRAME_BYTES
             assert heartbeats in range(50), (*of_step, way, heartbeats)
             assert now[slices] - before[slices] == periods * len(list(model.parameters())), (*of_step, way)
         optimizer.release()

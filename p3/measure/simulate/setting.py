@@ -47,7 +47,7 @@ class Network:
     queue_ms: float = QUEUE_MS  # besides the burst
     lossless: bool = False  # queues of any length
     congestion: str = "cubic"
-    ack_bytes: float = 66.0
+    ack_bytes: float = float(_OVERHEAD.packet_bytes)
     segment_kib: float = 0.0  # that links pass as one; 0: 8, or with many hosts more; then nothing is lost
 
     @property
