@@ -180,20 +180,9 @@ def push_bytes(compression: Mapping[str, Any], elements: int, round: int = 0) ->
     return payload_bytes(compression, sent(compression, elements, round), elements)
 
 
-def value_bytes(
-    compression: Optional[Mapping[str, Any]], touched: int, elements: int, down: Optional[Mapping[str, Any]] = None
-) -> int:
-    """What comes back from a server that updates. `touched`: how many elements have a sum over the workers that is not
-    0; at most as many as all of them have sent. `down`: how it is encoded, of a key that value_compression applies
-    to."""
-    codec = of(compression)
-    if codec is not None and codec.makes_steps:
-        return payload_bytes(compression, touched, elements)
-    return bytes_back(down, elements)
-
-
 def bytes_back(down: Optional[Mapping[str, Any]], elements: int) -> int:
-    """Of a whole slice of such a key, be it a change or a sum: encoded, if that is shorter."""
+    """What comes back of a whole slice, be it a value, a change or a sum: encoded as `down`, if that is shorter. Steps
+    come back in the payload_bytes() of those elements whose sum over the workers is not 0."""
     if not down:
         return 4 * elements
     from p3 import _core

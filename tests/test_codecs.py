@@ -66,11 +66,11 @@ def test_a_push_has_no_more_bytes_than_plain_and_all_that_a_value_can_have_is_a_
         compression = codec.complete()
         assert 1 <= codecs.sent(compression, elements) <= elements
         assert 0 < codecs.push_bytes(compression, elements) <= 4 * elements + 8
-        assert codecs.value_bytes(compression, elements, elements) == 4 * elements
+        if codec.makes_steps:
+            assert codecs.payload_bytes(compression, elements, elements) == 4 * elements
         if codec.encodes_values:
             encoded = codecs.push_bytes(compression, elements)
-            assert codecs.value_bytes(None, elements, elements, down=compression) == min(encoded, 4 * elements)
-            assert codecs.value_bytes(codecs.codecs()["fp16"].complete(), 0, elements, down=compression) <= 4 * elements
+            assert codecs.bytes_back(compression, elements) == min(encoded, 4 * elements)
         assert codec.makes_steps or codecs.sent(compression, elements) == elements
 
 

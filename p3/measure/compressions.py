@@ -135,7 +135,7 @@ def of_broadcast(
     if not axes.takes_steps:
         return codecs.bytes_back(axes.value_codec, elements)
     untouched = (1 - codecs.sent(axes.codec, elements) / elements) ** workers
-    return codecs.value_bytes(axes.codec, round(elements * (1 - untouched)), elements)
+    return codecs.payload_bytes(axes.codec, round(elements * (1 - untouched)), elements)
 
 
 def adds_up_on_machine(compression: Optional[Compression]) -> bool:

@@ -216,7 +216,7 @@ def test_bytes_are_those_of_the_formula(ratio, elements, is_shared):
                     places.update(own)
                 touched.append(len(places))
             pushed = sum(FRAME_BYTES + codecs.push_bytes(job.compression, size, round) for size in slices)
-            back = sum(FRAME_BYTES + codecs.value_bytes(job.compression, *one) for one in zip(touched, slices))
+            back = sum(FRAME_BYTES + codecs.payload_bytes(job.compression, *one) for one in zip(touched, slices))
             before = [worker.traffic_with(0) for worker in job.workers]
             job.take(gradients, lr=1.0, rescale=1.0)
             job.check()
