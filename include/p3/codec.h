@@ -120,10 +120,6 @@ struct Compression {
 
   bool operator==(const Compression& other) const { return encoding == other.encoding && options == other.options; }
   const Codec* codec() const { return codec_of(encoding); }
-  // For a key of that type, of at most one dimension if `is_vector`.
-  Compression for_key(DType type, bool is_vector = false) const {
-    return codec() != nullptr && codec()->is_for(type, is_vector) ? *this : Compression();
-  }
   // For what comes back of a slice of so many elements: none, unless it takes fewer bytes than they do.
   Compression if_shorter(size_t elements) const;
   // Of what is encoded so of a whole slice, in a round of its key that is behind any warm-up.

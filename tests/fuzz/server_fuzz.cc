@@ -51,6 +51,12 @@ const std::array<KeyPlan, 7> kPlans = {dense(1, DType::kFloat32, 100),
                                        gathered(7)};
 constexpr size_t kFirstApart = 4, kGathered = 6;
 
+// None for a key that it is not for.
+Compression for_key(const Compression& wanted, DType type) {
+  const Codec* const codec = wanted.codec();
+  return codec != nullptr && codec->is_for(type, /*is_vector=*/false) ? wanted : Compression();
+}
+
 std::vector<char> payload_of(Input& input, const Header& header, const KeyPlan& plan, const Compression& compression) {
   if (static_cast<Encoding>(header.encoding) == Encoding::kAbsent) return {};
   if (plan.has_rows()) {
@@ -63,7 +69,7 @@ std::vector<char> payload_of(Input& input, const Header& header, const KeyPlan& 
   if (header.kind == FrameKind::kPush && static_cast<Encoding>(header.encoding) == Encoding::kLargest)
     return largest_payload(input, compression, elements);
   if (header.kind == FrameKind::kPush && static_cast<Encoding>(header.encoding) != Encoding::kPlain)
-    return input.bytes(encoded_bytes(compression.for_key(plan.dtype), plan.dtype, elements));
+    return input.bytes(encoded_bytes(for_key(compression, plan.dtype), plan.dtype, elements));
   return input.bytes(elements * size_of(header.kind == FrameKind::kStore ? sum_type(plan.dtype) : plan.dtype));
 }
 
@@ -162,10 +168,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (KeyPlan& plan : plans) {
     if (choices & 16 && !takes_steps) plan.reduction = Reduction::kAverage;
     if (plan.has_rows()) continue;
-    plan.codec = compression.for_key(plan.dtype);
+    plan.codec = for_key(compression, plan.dtype);
     if (plan.codec.makes_steps()) plan.update = Update::kSteps;
     const Compression back = apart & 32 ? Encoding::kFloat16 : Encoding::kEightBit;
-    if (apart & 16 && !takes_steps) plan.value_codec = back.for_key(plan.dtype);
+    if (apart & 16 && !takes_steps) plan.value_codec = for_key(back, plan.dtype);
   }
   for (size_t i = 0; i < 3; ++i) server.define(plans[i], "key", 0);
   if (more & 64) server.define_successor(plans[3], plans[2].wire_key);
@@ -187,7 +193,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (apart & 8 && frames % 20 == 19) drop_everything(server);
     const uint32_t worker = input.below(kWorkers);
     const KeyPlan& plan = plans[input.below(static_cast<uint32_t>(plans.size()))];
-    const Encoding pushed = plan.is_gathered() ? Encoding::kPlain : compression.for_key(plan.dtype).encoding;
+    const Encoding pushed = plan.is_gathered() ? Encoding::kPlain : for_key(compression, plan.dtype).encoding;
     const bool of_machine = aggregated && plan.adds_up_on_machine() && !plan.is_gathered();
     const Header header = script.next(input, worker, plan, pushed, of_machine);
     peers[worker].send(input, header, payload_of(input, header, plan, compression), checksums);

@@ -517,10 +517,11 @@ INSTANTIATE_TEST_SUITE_P(Loops, Compressed, testing::Bool(),
                          [](const auto& with) { return with.param ? "Avx2" : "Baseline"; });
 
 TEST(Compression, IsOfFloat32Only) {
-  EXPECT_EQ(two_bit(0.5f).for_key(DType::kFloat32).encoding, Encoding::kTwoBit);
+  const Codec& codec = *two_bit(0.5f).codec();
+  EXPECT_TRUE(codec.is_for(DType::kFloat32, /*is_vector=*/false));
   for (DType type :
        {DType::kFloat64, DType::kFloat16, DType::kUint8, DType::kInt32, DType::kInt8, DType::kInt64, DType::kBfloat16})
-    EXPECT_EQ(two_bit(0.5f).for_key(type).encoding, Encoding::kPlain) << name_of(type);
+    EXPECT_FALSE(codec.is_for(type, /*is_vector=*/false)) << name_of(type);
   EXPECT_EQ(encoded_bytes(Encoding::kPlain, DType::kFloat64, 3), 24u);
   EXPECT_EQ(encoded_bytes(Encoding::kAbsent, DType::kFloat64, 3), 0u);
 }
