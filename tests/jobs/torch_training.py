@@ -586,9 +586,7 @@ class sparse_adam(sparse):
 
 @case
 class convolved(Case):
-    """channels_last, batch normalisation whose statistics are each worker's own, and a transposed parameter."""
-
-    has_own_buffers = True
+    """channels_last, group normalisation, and a transposed parameter."""
 
     def model(self):
         convolutions = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.GroupNorm(2, 4)]
