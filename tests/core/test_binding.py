@@ -46,7 +46,7 @@ def test_bfloat16_travels_as_its_bits(optimizer):
     random = np.random.RandomState(0)
     with Job(num_workers=3) as job:
         if optimizer is not None:
-            job.set_on_servers("set_optimizer", dict(optimizer, momentum=0))
+            job.set_optimizer(dict(optimizer, momentum=0))
         key = job.key(12345, "bfloat16")
         value = bfloat16_bits(random.randn(12345))
         for landing in job.init(key, value):
@@ -296,7 +296,7 @@ MOMENTUM = {"name": "sgd", "momentum": 0.5, "clip_gradient": -1.0, "multi_precis
 
 def test_state_of_the_optimizer_is_fetched_by_anyone_and_stored_by_rank_zero():
     with Job() as job:
-        job.set_on_servers("set_optimizer", MOMENTUM)
+        job.set_optimizer(MOMENTUM)
         key = job.key(2500, "float16")
         job.init(key, np.full(2500, 1.5, "float16"))
         ones = np.ones(2500, "float16")
@@ -346,7 +346,7 @@ def test_what_cannot_be_fetched_or_stored_is_refused():
 )
 def test_a_store_that_the_server_refuses_fails_the_job(rank, part, message):
     with Job() as job:
-        job.set_on_servers("set_optimizer", MOMENTUM)
+        job.set_optimizer(MOMENTUM)
         key = job.key(10)
         job.init(key, np.zeros(10, "float32"))
         with pytest.raises(P3Error, match=message):

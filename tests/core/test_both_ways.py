@@ -57,9 +57,9 @@ class BothWays(Job):
         self.handle = self.key(elements, compression=up, reduction=reduction, down=compression(kind))
         self.random = np.random.RandomState(elements)
         if optimizer is not None:
-            self.set_on_servers("set_optimizer", optimizer)
+            self.set_optimizer(optimizer)
             self.plain = Job(num_workers, 2, SLICE, **more)
-            self.plain.set_on_servers("set_optimizer", optimizer)
+            self.plain.set_optimizer(optimizer)
             self.plain_key = self.plain.key(elements, compression=up, reduction=reduction)
         self.begin(self.random.randn(elements).astype("float32") if first is None else first)
 
@@ -321,7 +321,7 @@ def test_a_job_goes_on_from_what_was_captured_as_if_nothing_had_happened(kind, o
     with Job(now, 2, SLICE) as job:
         key = job.key(1001, down=compression(kind))
         if optimizer is not None:
-            job.set_on_servers("set_optimizer", optimizer)
+            job.set_optimizer(optimizer)
         parts = {}
         for server, arrays in zip(job.servers, snapshot):
             for _, piece, part, dtype, _, memory in arrays:
@@ -361,7 +361,7 @@ def test_a_job_without_the_codec_goes_on_from_the_exact_value():
         assert not np.array_equal(exact, job.landings[0])
     with Job(2, 2, SLICE) as job:
         key = job.key(1001)
-        job.set_on_servers("set_optimizer", ADAM)
+        job.set_optimizer(ADAM)
         for server, arrays in zip(job.servers, snapshot):
             for _, piece, part, _, _, memory in arrays:
                 server.load(key, piece, part, bytes(memory))

@@ -29,7 +29,7 @@ def assembled(job):
 def test_all_keys_are_captured_at_one_round_while_others_push_the_next(machines, optimizer, dtype, parts):
     random = np.random.RandomState(7)
     with Job(num_workers=3, num_servers=2, slice_elements=100, machines=machines) as job:
-        job.set_on_servers("set_optimizer", optimizer)
+        job.set_optimizer(optimizer)
         keys = [job.key(elements, dtype) for elements in (1050, 1, 0)]
         for key, elements in zip(keys, (1050, 1, 0)):
             job.init(key, random.randn(elements).astype(dtype))

@@ -31,7 +31,7 @@ class DgcJob(Job):
     def __init__(self, elements, options, num_workers, momentum=0.9, num_servers=2, **more):
         super().__init__(num_workers, num_servers, SLICE, **more)
         self.compression = codecs.complete({"type": "dgc", **options})
-        self.set_on_servers("set_optimizer", dict(MOMENTUM, momentum=momentum))
+        self.set_optimizer(dict(MOMENTUM, momentum=momentum))
         self.elements = elements
         self.handle = self.key(elements, compression=self.compression)
         clip_norm = dgc.local_clip_norm(self.compression, num_workers)
@@ -145,7 +145,7 @@ def test_nothing_is_lost_of_whole_numbers():
 def test_all_elements_without_masking_are_plain_momentum(num_workers):
     random = np.random.RandomState(11)
     with DgcJob(2500, {"ratio": 1.0, "masking": False}, num_workers) as job, Job(num_workers) as plain:
-        plain.set_on_servers("set_optimizer", MOMENTUM)
+        plain.set_optimizer(MOMENTUM)
         key = plain.key(2500)
         plain.init(key, job.weight)
         for step in range(8):

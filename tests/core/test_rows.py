@@ -70,7 +70,7 @@ def test_each_row_has_its_own_state_and_only_touched_rows_move(optimizer):
     random = np.random.RandomState(5)
     value = random.randn(9, 4).astype(np.float32)
     with RowsJob(value, 2, 2, 4, optimizer=optimizer) as job, Job(2, 1) as dense:
-        dense.set_on_servers("set_optimizer", optimizer)
+        dense.set_optimizer(optimizer)
         keys = [dense.key(4) for _ in value]
         for key, row in zip(keys, value):
             dense.init(key, row)

@@ -107,9 +107,9 @@ class Job:
         wait_all(operations)
         return [(landing, operation.updated) for landing, operation in zip(landings, operations)]
 
-    def set_on_servers(self, method, *arguments):
+    def set_optimizer(self, description):
         for server in self.servers:
-            getattr(server, method)(0, *arguments)
+            server.set_optimizer(0, description)
 
 
 def bfloat16_bits(floats):
@@ -146,7 +146,7 @@ class RowsJob(Job):
             assert worker.declare_rows("emb", rows, row_elements, code) == 0
             worker.agree(0, self.plan)
         if optimizer is not None:
-            self.set_on_servers("set_optimizer", optimizer)
+            self.set_optimizer(optimizer)
         self.init_rows(value)
 
     def init_rows(self, value):

@@ -36,7 +36,7 @@ def tensors_in(path):
 
 def test_each_server_writes_what_it_holds_of_every_key(tmp_path):
     with Job(num_workers=2, num_servers=2, slice_elements=100) as job:
-        job.set_on_servers("set_optimizer", ADAM)
+        job.set_optimizer(ADAM)
         keys = [job.key(250), job.key(3, "float16"), job.key(3, "bfloat16")]
         values = [np.arange(250, dtype="float32"), np.array([1, 2, 3], "float16"), bfloat16_bits([1, 2, 3])]
         for key, value in zip(keys, values):
