@@ -10,7 +10,7 @@ import subprocess
 from lab_traces import needs_lab
 
 from p3.measure.lab.hosts import lab
-from p3.measure.micro import pushpull_job as jobs
+from p3.measure.micro.processes import pushpull_job as jobs
 
 HOSTS = 6
 RATE_MBIT = 40

@@ -3,10 +3,10 @@
     p3 bench control [--nodes 64,256,1024] [--model resnet50] [--processes 4]
 
 A real scheduler, and as many workers and as many servers as --nodes says, each with its real connections, handshakes,
-heartbeats and messages, but without a core: many share a process (control_nodes.py). All are on this machine, and share
-its cores as the nodes of a cluster do not. Given are the seconds from the first process's start until all nodes have
-started; from then until all know all keys; the scheduler's processor time and its greatest memory; and, after one
-process of nodes is killed, until the last one of the others has heard of it.
+heartbeats and messages, but without a core: many share a process (processes/control_nodes.py). All are on this machine,
+and share its cores as the nodes of a cluster do not. Given are the seconds from the first process's start until all
+nodes have started; from then until all know all keys; the scheduler's processor time and its greatest memory; and,
+after one process of nodes is killed, until the last one of the others has heard of it.
 Close other programs first. It needs some 6 open files for each node.
 """
 
@@ -103,7 +103,7 @@ def _start(nodes: int, model: str, processes: int) -> Job:
     limits = [nodes * number // half for number in range(half + 1)]
 
     def of_role(role: str) -> List[subprocess.Popen]:
-        command = [sys.executable, "-m", "p3.measure.micro.control_nodes", role]
+        command = [sys.executable, "-m", "p3.measure.micro.processes.control_nodes", role]
         return [
             subprocess.Popen([*command, str(begin), str(end - begin), model], env=environment, stdout=subprocess.PIPE,
                              text=True)

@@ -14,7 +14,7 @@ and the sums of all workers pulled, on
     p3_apart    the same without local aggregation; it differs where a host has several workers (--hosts)
     p3_checksum the same with P3_CHECKSUM=1
     p3_tls      p3_sync with P3_TLS=1
-    raw_tcp     no store: the same bytes over bare TCP, the ceiling (raw_tcp.py)
+    raw_tcp     no store: the same bytes over bare TCP, the ceiling (processes/raw_tcp.py)
 
 All jobs are started once and stay alive; then they take turns, a warm-up round and some timed ones each, in an order
 that rotates. So whatever else slows the machine for a while hits all alike, which separate runs do not give, and no
@@ -49,8 +49,8 @@ from p3.measure.jobs import machine
 from p3.measure.jobs.job import JobError
 from p3.measure.jobs.usage import session_cpu_s
 from p3.measure.lab.hosts import lab
-from p3.measure.micro.pushpull_job import PushPullJob, Setup, Turn
-from p3.measure.micro.pushpull_worker import parse_sizes
+from p3.measure.micro.processes.pushpull_job import PushPullJob, Setup, Turn
+from p3.measure.micro.processes.pushpull_worker import parse_sizes
 
 STORES = ("dist_sync", "mxnet_p3", "p3_sync", "p3_apart", "p3_checksum", "p3_tls", "raw_tcp")
 FIRST_PORT = 9100  # in namespaces of our own, where nothing else listens

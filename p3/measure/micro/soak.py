@@ -4,8 +4,8 @@ memory flat.
     p3 bench soak                                   # 1,000,000 slices, 4 workers, 2 servers
     p3 bench soak --slices 20000 --reconnects 0 --set P3_LOCAL_AGGREGATION=1 --set P3_CHECKSUM=1
 
-Real processes under `p3 run`. Workers push dense keys and one of rows through soak_worker.py and hesitate now and then;
-at each tenth of the way this program stops a process of the job, drawn by chance, for up to a second. In each of
+Real processes under `p3 run`. Workers push dense keys and one of rows (processes/soak_worker.py) and hesitate now and
+then; at each tenth of the way this program stops a process of the job, drawn by chance, for up to a second. In each of
 `--reconnects` rounds, drawn by chance as well, a worker kills itself in the midst of its pushes, and `p3 run` starts it
 anew (`--on-worker-loss wait`); 0 leaves that out.
 
@@ -37,8 +37,8 @@ from typing import Dict, List, Sequence, Tuple
 from p3.launch.placement import module_path
 from p3.measure import arguments as given
 from p3.measure.chaos.strike import MARK, marked
+from p3.measure.micro.processes.soak_worker import TENTHS
 
-TENTHS = 10
 SLACK_BYTES = 2 << 20
 
 
@@ -112,7 +112,7 @@ def start(options: argparse.Namespace, sampled: str, mark: str) -> subprocess.Po
     command = [sys.executable, "-m", "p3", "run", "-n", str(options.workers), "-s", str(options.servers)]
     if options.reconnects:
         command += ["--on-worker-loss", "wait", "--worker-restarts", str(options.reconnects)]
-    command += [sys.executable, "-m", "p3.measure.micro.soak_worker"]
+    command += [sys.executable, "-m", "p3.measure.micro.processes.soak_worker"]
     command += [str(options.slices), str(options.delay), str(options.seed), str(options.reconnects)]
     environment = {**os.environ, **module_path(os.environ), MARK: mark, "SOAK_SAMPLED": sampled, **settings}
     return subprocess.Popen(

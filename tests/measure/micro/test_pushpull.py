@@ -9,8 +9,8 @@ from lab_traces import needs_lab
 
 from p3.measure.jobs.job import JobError
 from p3.measure.lab import hosts
-from p3.measure.micro import pushpull_job as jobs
-from p3.measure.micro import pushpull_worker
+from p3.measure.micro.processes import pushpull_job as jobs
+from p3.measure.micro.processes import pushpull_worker
 
 SETUP = jobs.Setup(workers=2, servers=2, keys="3x1000", elements=3000, omp_threads=1, timeout_s=20)
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from processes import clean_environment
 
-from p3.measure.micro import soak, soak_worker
+from p3.measure.micro import soak
+from p3.measure.micro.processes import soak_worker
 
 
 def run_soak(*arguments):

@@ -1,4 +1,4 @@
-"""One worker of `p3 bench soak`:  python -m p3.measure.micro.soak_worker SLICES MEAN_DELAY_MS SEED RECONNECTS
+"""One worker of `p3 bench soak`:  python -m p3.measure.micro.processes.soak_worker SLICES MEAN_DELAY_MS SEED RECONNECTS
 
 Pushes until all workers together have pushed so many slices, and checks every element of every sum. In the rounds in
 which it is to be lost it kills itself; the process that takes its place goes on from there.
@@ -16,9 +16,9 @@ from typing import Dict, List, Optional
 
 import numpy as np
 
-from p3.measure.micro.soak import TENTHS
 from p3.worker.session import Session
 
+TENTHS = 10  # at each of which it tells how it goes
 SIZES = [50_000, 30_001, 999, 1, 20_000]
 ROWS = (400, 8)
 

@@ -1,4 +1,6 @@
-"""Nodes of a job that have a control plane alone: python -m p3.measure.micro.control_nodes ROLE FIRST COUNT MODEL.
+"""Nodes of a job that have a control plane alone.
+
+    python -m p3.measure.micro.processes.control_nodes ROLE FIRST COUNT MODEL
 
 What `p3 bench control` starts: COUNT nodes of that role in one process, of ranks from FIRST on. Each joins, keeps a
 watch connection with heartbeats, announces the keys of the model or defines them, and waits. A line to standard output

@@ -19,7 +19,7 @@ from p3.measure.jobs import nic, usage
 from p3.measure.jobs.controlled import ControlledJob
 from p3.measure.jobs.stores import STORES
 from p3.measure.lab.hosts import Host
-from p3.measure.micro.raw_tcp import SERVERS_VARIABLE
+from p3.measure.micro.processes.raw_tcp import SERVERS_VARIABLE
 from p3.measure.replay.models import FLOAT32_BYTES
 
 START_TIMEOUT_S = 60.0
@@ -58,7 +58,7 @@ class PushPullJob(ControlledJob):
         raw_servers = [f"{hosts[i % len(hosts)].address}:{port + i}" for i in range(setup.servers)]
         super().__init__(
             STORES[store], hosts,
-            [sys.executable, "-m", "p3.measure.micro.pushpull_worker", STORES[store].kvstore, setup.keys],
+            [sys.executable, "-m", "p3.measure.micro.processes.pushpull_worker", STORES[store].kvstore, setup.keys],
             root=hosts[0], port=port, folder=folder, omp_threads=setup.omp_threads,
             workers=setup.workers, servers=setup.servers, controlled=setup.workers,
             start_timeout_s=START_TIMEOUT_S, timeout_s=setup.timeout_s,
@@ -103,5 +103,5 @@ class PushPullJob(ControlledJob):
             return super().command(role, number)
         if role == "scheduler":
             return ["true"]
-        command = [sys.executable, "-m", "p3.measure.micro.raw_tcp"]
+        command = [sys.executable, "-m", "p3.measure.micro.processes.raw_tcp"]
         return [*command, str(self._port + number), str(self._setup.workers)]

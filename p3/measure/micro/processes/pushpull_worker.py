@@ -1,6 +1,6 @@
 """One worker of `p3 bench pushpull`, the same for every store: only the name given to `mx.kv.create` differs.
 
-    python -m p3.measure.micro.pushpull_worker STORE SIZES        SIZES as 20x1000000,400x50000
+    python -m p3.measure.micro.processes.pushpull_worker STORE SIZES        SIZES as 20x1000000,400x50000
 
 It does what it is asked by its benchmark (p3/measure/workers/control.py):
 
@@ -23,7 +23,7 @@ from typing import Callable, List
 import numpy as np
 
 from p3.measure.jobs.usage import own_peak_rss, own_rss, reset_own_peak_rss
-from p3.measure.micro.raw_tcp import RawTcp
+from p3.measure.micro.processes.raw_tcp import RawTcp
 from p3.measure.workers.control import Control
 from p3.measure.workers.mxnet_store import import_mxnet
 

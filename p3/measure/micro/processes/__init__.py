@@ -1,0 +1,1 @@
+"""What the smaller benchmarks start: nodes, workers, servers, and jobs of these."""
