@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import signal
 import socket
 import sys
@@ -46,9 +45,10 @@ def bench(options: argparse.Namespace, settings: Settings) -> int:
     experiment = experiments.named(options.experiment)
     site_of = _sites(options, settings)
     configurations = experiment.configurations(options)
+    threads = machine.omp_threads(max(options.hosts) if options.hostfile is None else 1)
     course = Course(
-        options.iterations, options.warmup, options.jitter, options.optimizer, _omp_threads(options),
-        options.timeout, options.pause, options.learning_rate, options.momentum,
+        options.iterations, options.warmup, options.jitter, options.optimizer, threads, options.timeout, options.pause,
+        options.learning_rate, options.momentum,
     )  # fmt: skip
     records = [_settings_record(options, course)]
     total = len(configurations) * len(options.stores) * options.repeats
@@ -199,12 +199,6 @@ def _settings_record(options: argparse.Namespace, course: Course) -> Dict:
             "inherited": machine.inherited_settings(),
         },
     }
-
-
-def _omp_threads(options: argparse.Namespace) -> int:
-    """For all stores alike. More than a core for each worker only takes it from those that send."""
-    sharing = max(options.hosts) if options.hostfile is None else 1
-    return int(os.environ.get("OMP_NUM_THREADS", max(1, (os.cpu_count() or 1) // sharing)))
 
 
 @contextlib.contextmanager

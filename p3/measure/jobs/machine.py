@@ -27,6 +27,12 @@ def machine() -> Dict[str, object]:
     }
 
 
+def omp_threads(sharing: int) -> int:
+    """Of each of so many workers of this machine, for all stores alike, as `p3 run` sets it; OMP_NUM_THREADS in the
+    environment is kept. More than a core for each worker only takes it from those that send."""
+    return int(os.environ.get("OMP_NUM_THREADS", max(1, (os.cpu_count() or 1) // sharing)))
+
+
 def in_a_line() -> str:
     """What a benchmark of the processor alone depends on."""
     here, installed = machine(), versions()

@@ -36,7 +36,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import signal
 import statistics
 import sys
@@ -64,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     sizes = parse_sizes(options.keys)
     setup = Setup(
         workers=options.workers, servers=options.servers, keys=options.keys, elements=sum(sizes),
-        omp_threads=omp_threads(options.workers), timeout_s=options.timeout,
+        omp_threads=machine.omp_threads(options.workers), timeout_s=options.timeout,
     )
     environment = describe_machine(setup)
     print("\n".join(f"{name:14}{value}" for name, value in environment.items()))
@@ -156,11 +155,6 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     if min(options.workers, options.servers, options.rounds, options.repeats) < 1:
         parser.error("--workers, --servers, --rounds and --repeats must be at least 1")
     return options
-
-
-def omp_threads(workers: int) -> int:
-    """As `p3 run` sets it, for all stores alike; OMP_NUM_THREADS in the environment is kept."""
-    return int(os.environ.get("OMP_NUM_THREADS", max(1, (os.cpu_count() or 1) // workers)))
 
 
 def summary(turns: List[Turn], setup: Setup, server_peak: int, waiting_cpu_s: float) -> Dict[str, float]:

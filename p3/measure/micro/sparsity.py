@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -98,7 +97,7 @@ def run(name: str, alpha: float, vocabulary: int, hosts, port: int, options) -> 
     }  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="p3-sparsity-") as folder, Job(
         STORES[store], hosts, command, root=hosts[0], port=port, folder=Path(folder),
-        omp_threads=max(1, (os.cpu_count() or 1) // len(hosts)),
+        omp_threads=machine.omp_threads(len(hosts)),
     ) as job:  # fmt: skip
         try:
             job.start()
