@@ -9,6 +9,7 @@ import sys
 import torch
 from compressions import sender
 from torch import nn
+from torch_steps import losses_behind
 
 import p3.torch
 from p3 import codecs
@@ -194,22 +195,8 @@ def differs():
 
 def learns(way, optimizer):
     """What it has lost after many steps is close to what plain training has."""
-    losses = []
-    for compression in (None, WAYS[way]):
-        model = made()
-        trained = p3.torch.DistributedOptimizer(
-            OPTIMIZERS[optimizer](model.parameters()), model, compression=compression
-        )
-        for step in range(150):
-            trained.zero_grad()
-            loss_of(model, RANK, step).backward()
-            trained.step()
-        trained.synchronize()
-        with torch.no_grad():
-            losses.append(sum(loss_of(model, 50, step) for step in range(50)).item() / 50)
-        trained.release()
+    first, losses = losses_behind(made, OPTIMIZERS[optimizer], loss_of, (None, WAYS[way]))
     print("worker %d: plain %.6f %s %.6f" % (RANK, losses[0], way, losses[1]))
-    first = sum(loss_of(made(), 50, step) for step in range(50)).item() / 50
     assert losses[0] < first / 5 and abs(losses[1] - losses[0]) < 0.05 * losses[0], (first, losses)
     print("worker %d has learned as much" % RANK)
 

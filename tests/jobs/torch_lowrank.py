@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from low_rank import LowRankReference
 from torch import nn
+from torch_steps import losses_behind
 
 import p3.torch
 from p3 import codecs
@@ -151,20 +152,8 @@ def rest():
 
 def learns():
     """What is lost after many steps is close to what plain training has."""
-    losses = []
-    for way in (None, LOW_RANK):
-        model = made()
-        trained = p3.torch.DistributedOptimizer(OPTIMIZERS["adamw"](model.parameters()), model, compression=way)
-        for step in range(150):
-            trained.zero_grad()
-            loss_of(model, RANK, step).backward()
-            trained.step()
-        trained.synchronize()
-        with torch.no_grad():
-            losses.append(sum(loss_of(model, 50, step) for step in range(50)).item() / 50)
-        trained.release()
+    first, losses = losses_behind(made, OPTIMIZERS["adamw"], loss_of, (None, LOW_RANK))
     print("worker %d: plain %.6f low rank %.6f" % (RANK, *losses))
-    first = sum(loss_of(made(), 50, step) for step in range(50)).item() / 50
     assert losses[0] < first / 5 and losses[1] < first / 5, (first, losses)
 
 
