@@ -12,6 +12,7 @@ import zlib
 
 import numpy as np
 import p3
+import this_job
 from p3.frontend.snapshots import resume, take
 
 PLAIN = {"lr": 1.0, "momentum": 0.0}
@@ -226,11 +227,7 @@ def resumed(session, folder, codec, steps, die_at):
         weights = training.step(inner.step(weights, session.rank, step))
         take(session, step + 1, {"kept": inner.kept})
         if step + 1 == int(die_at) and round == 0 and session.rank == 0:
-            marker = os.path.join(folder, "died")
-            if not os.path.exists(marker):
-                open(marker, "w").close()
-                session.snapshots.finish()
-                os.kill(os.getpid(), signal.SIGKILL)
+            this_job.die_once(session, folder)
     local = digest(weights)
     weights = training.take_global()
     print("worker %d began at %d and has %s of %s" % (session.rank, round, digest(weights), local), flush=True)

@@ -11,9 +11,9 @@ import sys
 import numpy as np
 import p3  # noqa: F401
 import mxnet as mx
-from mxnet import autograd, gluon
+from mxnet import autograd
 from regrouped import kill_self_behind
-from resumed_runs import KINDS, net_of
+from resumed_runs import KINDS, net_of, trainer_of
 
 
 def batch_of(kind, step):
@@ -34,18 +34,10 @@ def digests(nets):
 def main():
     steps, kill_at, names = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     stores = [mx.kv.create("p3_sync") for _ in names]
-    nets, trainers = [], []
     kv = stores[0]
     mx.random.seed(1)
-    for name, store in zip(names, stores):
-        kind, net = KINDS[name], net_of(name)
-        net.cast(kind.dtype)
-        net.initialize(mx.init.Normal(0.1))
-        arguments = dict(kind.arguments, learning_rate=0.05)
-        if "lr_scheduler" in arguments:
-            arguments["lr_scheduler"] = arguments["lr_scheduler"](2, 0.7, base_lr=0.05)
-        nets.append(net)
-        trainers.append(gluon.Trainer(net.collect_params(), kind.optimizer, arguments, kvstore=store, **kind.trainer))
+    nets = [net_of(name) for name in names]
+    trainers = [trainer_of(KINDS[name], net, store) for name, net, store in zip(names, nets, stores)]
     resumed = round, state = kv.resume(trainer=trainers)
     if round:
         print("worker %d at %d of %d: %s" % (kv.rank, round, resumed.workers, digests(nets)), flush=True)

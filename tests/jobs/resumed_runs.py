@@ -67,20 +67,22 @@ def net_of(name):
     return net
 
 
+def trainer_of(kind, net, store):
+    net.cast(kind.dtype)
+    net.initialize(mx.init.Normal(0.1))
+    arguments = dict(kind.arguments, learning_rate=0.05)
+    if "lr_scheduler" in arguments:
+        arguments["lr_scheduler"] = arguments["lr_scheduler"](2, 0.7, base_lr=0.05)
+    return gluon.Trainer(net.collect_params(), kind.optimizer, arguments, kvstore=store, **kind.trainer)
+
+
 def train(name, seed, steps):
     """(the round it began at, digest of the weights and statistics)"""
     kind = KINDS[name]
     mx.random.seed(seed)
     stores = [mx.kv.create("p3_sync") for _ in range(kind.stores)]
     nets = [net_of(name) for _ in stores]
-    trainers = []
-    for net, store in zip(nets, stores):
-        net.cast(kind.dtype)
-        net.initialize(mx.init.Normal(0.1))
-        arguments = dict(kind.arguments, learning_rate=0.05)
-        if "lr_scheduler" in arguments:
-            arguments["lr_scheduler"] = arguments["lr_scheduler"](2, 0.7, base_lr=0.05)
-        trainers.append(gluon.Trainer(net.collect_params(), kind.optimizer, arguments, kvstore=store, **kind.trainer))
+    trainers = [trainer_of(kind, net, store) for net, store in zip(nets, stores)]
     kv = stores[0]
     round, state = kv.resume(trainer=trainers)
     random = np.random.RandomState(kv.rank)

@@ -90,6 +90,13 @@ class Pair:
             difference = (value - expected).abs().max().item()
             assert difference < tolerance, (where, name, difference)
 
+    def train(self, step, where, tolerance=1e-6, parts=(0,)):
+        """Both, and compares them."""
+        self.backward(step, parts)
+        self.optimizer.step()
+        self.step_plain(step, NORM, parts=parts)
+        self.compare(where, tolerance)
+
     def digest(self):
         self.optimizer.synchronize()
         digest = hashlib.sha256()
@@ -103,10 +110,7 @@ def every_optimizer():
     for kind, make in optimizers().items():
         pair = Pair(make, dtype=torch.float64, max_grad_norm=NORM)  # some follow the sign of a gradient near zero
         for step in range(STEPS):
-            pair.backward(step)
-            pair.optimizer.step()
-            pair.step_plain(step, NORM)
-            pair.compare((kind, step))
+            pair.train(step, (kind, step))
         print("worker %d: %s ends with %s" % (RANK, kind, pair.digest()))
 
 
@@ -185,10 +189,7 @@ def accumulated():
     """no_sync(): the norm is of what all backward passes of a step have added up."""
     pair = Pair(max_grad_norm=NORM)
     for step in range(STEPS):
-        pair.backward(step, parts=(0, 1, 2))
-        pair.optimizer.step()
-        pair.step_plain(step, NORM, parts=(0, 1, 2))
-        pair.compare(step)
+        pair.train(step, step, parts=(0, 1, 2))
     print("worker %d clipped what was added up" % RANK)
 
 
@@ -237,25 +238,16 @@ def options():
     for sparse, momentum in ((False, 0.9), (True, 0)):
         pair = Pair(lambda ps, m=momentum: torch.optim.SGD(ps, lr=0.1, momentum=m), sparse, max_grad_norm=NORM)
         for step in range(STEPS):
-            pair.backward(step)
-            pair.optimizer.step()
-            pair.step_plain(step, NORM)
-            pair.compare((sparse, step))
+            pair.train(step, (sparse, step))
     for kind, within in tolerance.items():
         pair = Pair(optimizers()["SGD"], max_grad_norm=NORM, compression={"type": kind})
         for step in range(STEPS):
-            pair.backward(step)
-            pair.optimizer.step()
-            pair.step_plain(step, NORM)
-            pair.compare((kind, step), within)
+            pair.train(step, (kind, step), within)
         print("worker %d: %s ends with %s" % (RANK, kind, pair.digest()))
     for dtype, within in ((torch.float64, 1e-9), (torch.bfloat16, 0.1)):
         pair = Pair(optimizers()["SGD"], dtype=dtype, max_grad_norm=NORM)
         for step in range(STEPS):
-            pair.backward(step)
-            pair.optimizer.step()
-            pair.step_plain(step, NORM)
-            pair.compare((dtype, step), within)
+            pair.train(step, (dtype, step), within)
     print("worker %d clipped all of them" % RANK)
 
 

@@ -645,11 +645,7 @@ def resumed(folder, kind, steps, die_at):
         tensor = torch.ones(3, dtype=torch.bfloat16)
         p3.torch.snapshot(number + 1, {"schedule": schedule.state_dict(), "tensor": tensor})
         if number + 1 == int(die_at) and round == 0 and p3.torch.rank() == 0:
-            marker = os.path.join(folder, "died")
-            if not os.path.exists(marker):
-                open(marker, "w").close()
-                p3.torch.start.job.current().snapshots.finish()
-                os.kill(os.getpid(), signal.SIGKILL)
+            this_job.die_once(job.current(), folder)
     content = {**model.state_dict(), **optimizer.state_dict()["state"].get(0, {})}
     digest = 0
     for name in sorted(content, key=str):

@@ -6,12 +6,12 @@ References train all workers' models here, in one process of plain torch, as the
 import copy
 import gc
 import os
-import signal
 import sys
 import time
 import zlib
 
 import numpy as np
+import this_job
 import torch_steps  # noqa: F401  (one thread)
 import torch
 from torch import nn
@@ -468,11 +468,7 @@ def resumed(folder, codec, steps, die_at):
         schedule.step()
         p3.torch.snapshot(step + 1, {"schedule": schedule.state_dict()})
         if step + 1 == int(die_at) and round == 0 and RANK == 0:
-            marker = os.path.join(folder, "died")
-            if not os.path.exists(marker):
-                open(marker, "w").close()
-                job.current().snapshots.finish()
-                os.kill(os.getpid(), signal.SIGKILL)
+            this_job.die_once(job.current(), folder)
     local = digest(model.parameters())
     optimizer.take_global()
     print("worker %d began at %d and has %s of %s" % (RANK, round, digest(model.parameters()), local), flush=True)
