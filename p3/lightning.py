@@ -29,6 +29,7 @@ from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 import p3.torch
+from p3.torch.requirements import parameters_of
 from p3.trainers import gradients
 
 __all__ = ["Strategy"]
@@ -127,10 +128,10 @@ class Strategy(DDPStrategy):
         gradients.watch(self.optimizers)
 
     def _clip_norm(self, optimizer: Any, clip_val: float) -> None:
-        gradients.clip_norm([optimizer], list(gradients.parameters_of(optimizer)), clip_val, 2.0)
+        gradients.clip_norm([optimizer], list(parameters_of(optimizer)), clip_val, 2.0)
 
     def _clip_value(self, optimizer: Any, clip_val: float) -> None:
-        gradients.clip_value([optimizer], list(gradients.parameters_of(optimizer)), clip_val)
+        gradients.clip_value([optimizer], list(parameters_of(optimizer)), clip_val)
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **keywords: Any) -> Any:
         """As Precision's, but the closure comes before the step, and not in it: in between are hooks and clipping."""

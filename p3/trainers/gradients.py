@@ -14,6 +14,7 @@ from typing import Any, Iterable, Iterator, List, Sequence
 import torch
 
 import p3.torch
+from p3.torch.requirements import parameters_of
 
 
 def distribute(optimizer: torch.optim.Optimizer, models: Iterable[torch.nn.Module]) -> None:
@@ -94,7 +95,3 @@ def training(optimizers: Iterable[Any], parameters: Iterable[torch.Tensor]) -> L
     """Those of the optimizers that train any of the parameters."""
     wanted = set(parameters)
     return [one for one in optimizers if not wanted.isdisjoint(parameters_of(one))]
-
-
-def parameters_of(optimizer: Any) -> Iterable[torch.Tensor]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])

@@ -830,7 +830,7 @@ def _one_step(model, optimizer):
 
 def _take_events_from(make):
     staging.Staging.new_event = lambda _self: make()
-    staging._of(torch.device("cpu"))._events.clear()
+    staging.staging_of(torch.device("cpu"))._events.clear()
 
 
 def overlapped():
@@ -839,7 +839,7 @@ def overlapped():
     optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
     _one_step(model, optimizer)
     loss = model(torch.ones(2, 400)).sum()
-    session, out = p3.torch.start.job.current(), staging._of(model.weight.device)._out
+    session, out = p3.torch.start.job.current(), staging.staging_of(model.weight.device)._out
     before = session.counters()["slices_sent"]
 
     def wait_until_left(slices):

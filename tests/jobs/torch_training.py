@@ -793,7 +793,7 @@ def main(folder, where, *names):
     if device == "late":
         import late_streams
 
-        staging._of = functools.lru_cache(maxsize=None)(late_streams.Staging)
+        staging.staging_of = functools.lru_cache(maxsize=None)(late_streams.Staging)
     if mode == "ddp":
         torch.distributed.init_process_group("gloo")
     for name in names:

@@ -122,8 +122,8 @@ def staged():
 @pytest.fixture
 def late(staged, monkeypatch):
     """The device's streams, late ones."""
-    monkeypatch.setattr(staging, "_of", functools.lru_cache(maxsize=None)(late_streams.Staging))
-    return lambda: staging._of(torch.device("cpu"))
+    monkeypatch.setattr(staging, "staging_of", functools.lru_cache(maxsize=None)(late_streams.Staging))
+    return lambda: staging.staging_of(torch.device("cpu"))
 
 
 def test_the_threads_choose_the_device(late):

@@ -39,7 +39,7 @@ class Alike:
         for tensor in _tensors((inputs, keywords)):
             sample = tensor.detach().reshape(-1)[:: max(1, tensor.numel() // _ELEMENTS)].contiguous()
             if sample.device.type in DEVICES:
-                of_device = staging._of(sample.device)
+                of_device = staging.staging_of(sample.device)
                 host, came = of_device.to_host(sample)
                 self._samples.append((of_device, came, host))
             else:

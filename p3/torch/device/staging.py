@@ -237,7 +237,7 @@ def _may_be_overwritten(gradient: torch.Tensor) -> bool:
 
 
 # One for all optimizers of the process: a device copies one thing at a time each way.
-_of = functools.lru_cache(maxsize=None)(Staging)
+staging_of = functools.lru_cache(maxsize=None)(Staging)
 
 
 class StagedParameter(Parameter):
@@ -247,7 +247,7 @@ class StagedParameter(Parameter):
     comparisons: Comparisons  # whose optimizer makes them
 
     def __init__(self, session, store, name, tensor, group, update_here, staleness, options) -> None:
-        self._staging = _of(tensor.device)
+        self._staging = staging_of(tensor.device)
         self._host = self._incoming = self._staging.host_array(tensor)
         super().__init__(session, store, name, tensor, group, update_here, staleness, options)
         self._outgoing = as_numpy(self._host)
