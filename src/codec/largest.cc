@@ -70,16 +70,6 @@ struct Grid {
     made.base = units(smallest, made.unit());
     return made;
   }
-  static Grid in(const uint8_t* payload) {
-    Grid read;
-    std::memcpy(&read.scale, payload, sizeof read.scale);
-    std::memcpy(&read.base, payload + sizeof read.scale, sizeof read.base);
-    return read;
-  }
-  void write(uint8_t* payload) const {
-    std::memcpy(payload, &scale, sizeof scale);
-    std::memcpy(payload + sizeof scale, &base, sizeof base);
-  }
   float unit() const { return bfloat16_to_float(scale); }
   float value(uint32_t m) const { return static_cast<float>(base + m) * unit(); }
   uint32_t code(float magnitude, uint32_t most) const {
@@ -111,20 +101,12 @@ struct Levels {
     made.low = rounded(smallest < bfloat16_to_float(made.high) * 0x1p-15f ? 0 : smallest);
     return made;
   }
-  static Levels in(const uint8_t* payload) {
-    Levels read;
-    std::memcpy(&read.low, payload, sizeof read.low);
-    std::memcpy(&read.high, payload + sizeof read.low, sizeof read.high);
-    return read;
-  }
-  void write(uint8_t* payload) const {
-    std::memcpy(payload, &low, sizeof low);
-    std::memcpy(payload + sizeof low, &high, sizeof high);
-  }
   float unit() const { return bfloat16_to_float(low); }
   float value(uint32_t m) const { return bfloat16_to_float(m > 0 ? high : low); }
   uint32_t code(float magnitude, uint32_t) const { return magnitude >= value(0) / 2 + value(1) / 2 ? 1 : 0; }
 };
+
+static_assert(sizeof(Grid) == 4 && sizeof(Levels) == 4, "a payload begins with one of them, as it lies in memory");
 
 // Codes of `bits` each, at most 8; behind the last of them is another byte of the payload.
 void write_code(uint8_t* codes, size_t index, size_t bits, uint32_t code) {
@@ -165,7 +147,7 @@ bool each_offset(const Layout& at, const uint8_t* payload, Visit visit) {
 template <typename Scale>
 void encode_values(const Layout& at, const Scale& scale, const std::vector<uint32_t>& offsets, float* residual,
                    uint8_t* payload) {
-  scale.write(payload);
+  std::memcpy(payload, &scale, sizeof scale);
   for (size_t i = 0; i < at.k; ++i) {
     float& left = residual[offsets[i]];
     const uint32_t m = scale.code(std::fabs(left), at.most());
@@ -179,7 +161,8 @@ void encode_largest(const Layout& at, const float* gradient, float* residual, ui
   std::fill_n(payload, at.bytes, static_cast<uint8_t>(0));
   if (at.n == 0) return;
   if (!adds_up(gradient, residual, at.n)) {
-    Grid{float_to_bfloat16(kNaN), 0}.write(payload);
+    const Grid none{float_to_bfloat16(kNaN), 0};
+    std::memcpy(payload, &none, sizeof none);
     std::vector<uint32_t> first(at.k);
     for (size_t i = 0; i < at.k; ++i) first[i] = static_cast<uint32_t>(i);
     return write_offsets(at, first, payload);
@@ -200,7 +183,9 @@ void encode_largest(const Layout& at, const float* gradient, float* residual, ui
 
 // accumulator += the decoded payload.
 template <typename Scale>
-void add_values(const Layout& at, const Scale& scale, float* accumulator, const uint8_t* payload) {
+void add_values(const Layout& at, float* accumulator, const uint8_t* payload) {
+  Scale scale;
+  std::memcpy(&scale, payload, sizeof scale);
   if (std::isnan(scale.unit())) {
     std::fill_n(accumulator, at.n, kNaN);
     return;
@@ -215,9 +200,9 @@ void add_values(const Layout& at, const Scale& scale, float* accumulator, const 
 void add_largest(const Layout& at, float* accumulator, const uint8_t* payload) {
   if (at.n == 0) return;
   if (at.has_levels())
-    add_values(at, Levels::in(payload), accumulator, payload);
+    add_values<Levels>(at, accumulator, payload);
   else
-    add_values(at, Grid::in(payload), accumulator, payload);
+    add_values<Grid>(at, accumulator, payload);
 }
 
 class Largest final : public Codec {
