@@ -6,7 +6,6 @@
 // Source: Xie et al., UAI 2016; Zhang et al. (Poseidon), USENIX ATC 2017; Zhang's thesis, 3.1.2.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 namespace p3 {

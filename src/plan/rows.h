@@ -15,7 +15,6 @@
 #include "p3/rows.h"
 #include "p3/slicing.h"
 #include "p3/wire.h"
-#include "plan/frames.h"
 
 namespace p3 {
 

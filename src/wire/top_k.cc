@@ -1,7 +1,5 @@
 #include "wire/top_k.h"
 
-#include "p3/wire.h"
-
 namespace p3 {
 
 bool can_be_top_k(size_t bytes, size_t elements) {

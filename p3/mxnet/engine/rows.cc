@@ -3,7 +3,6 @@
 #include <cstring>
 #include <numeric>
 #include <stdexcept>
-#include <string>
 
 namespace p3 {
 

@@ -15,7 +15,6 @@
 #include "base/half.h"
 #include "codec/dgc.h"
 #include "codec/standard.h"
-#include "numeric/sum.h"
 #include "wire/top_k.h"
 
 namespace p3 {

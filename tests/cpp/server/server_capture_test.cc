@@ -2,10 +2,8 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
-#include <cmath>
 #include <fstream>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <vector>
 

@@ -1,5 +1,4 @@
 // Keys whose values come back encoded, on their server: what leaves after a round, and what those get who ask.
-#include <cmath>
 #include <cstring>
 #include <limits>
 

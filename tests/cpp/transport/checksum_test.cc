@@ -2,7 +2,6 @@
 // never counts. The bits are flipped below a van, in a stream that alters what it carries.
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cstring>
 #include <memory>
 #include <string>

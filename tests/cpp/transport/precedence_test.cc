@@ -6,7 +6,6 @@
 #include <array>
 #include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "transport/raw_peer.h"

@@ -3,9 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <cstring>
 #include <random>
-#include <string>
 #include <vector>
 
 namespace p3 {

@@ -1,9 +1,7 @@
 // Local aggregation: real workers and a real server over sockets, and leaders whose neighbours are played by the test.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <vector>
 

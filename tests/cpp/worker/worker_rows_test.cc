@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "plan/frames.h"
 #include "plan/rows.h"
 #include "worker/worker_job.h"
 

@@ -1,8 +1,5 @@
 #include "worker/ways/dense/slice_transfer.h"
 
-#include <algorithm>
-#include <utility>
-
 #include "codec/dgc.h"
 #include "p3/codec.h"
 #include "wire/top_k.h"

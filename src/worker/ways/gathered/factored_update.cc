@@ -1,7 +1,6 @@
 #include "worker/ways/gathered/factored_update.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "numeric/sum.h"
 
