@@ -31,6 +31,7 @@ _MICRO = {
     "partitions": "whether the search for the number of partitions ends near the best",
     "trace_cost": "what P3_TRACE costs",
     "step_cost": "what a step of many small parameters costs the thread that trains, with PyTorch",
+    "memory": "what a step needs of memory, with PyTorch, beside DDP",
     "selection": "what choosing the largest elements costs, in deep gradient compression",
     "control": "how the scheduler stands many nodes: rendezvous, agreement, memory, the loss of a node",
     "deaths": "how long iterations are while a job has no scheduler, or when it loses a worker",
