@@ -37,6 +37,7 @@ METADATA = {"png": {}, "svg": {"Date": None}}
 
 PANEL_INCHES = (4.6, 3.5)
 COLUMNS = 3
+_TITLE_WIDTH = 54  # characters
 _HEAD_INCHES = 0.8
 _FOOT_LINE_INCHES = 0.13
 _LEGEND_ROW_INCHES = 0.17
@@ -148,7 +149,8 @@ def dashes(store: str) -> str:
 
 
 def title(one, told: Sequence[str]) -> str:
-    return "%s\n%s" % (setting(one, ["model"]), setting(one, [*told, "release", "clip"]))
+    """Of a panel, in lines that are no wider than it is."""
+    return "\n".join([setting(one, ["model"]), *textwrap.wrap(setting(one, [*told, "release", "clip"]), _TITLE_WIDTH)])
 
 
 def nothing_right(axes, words: str = "no right run") -> None:
