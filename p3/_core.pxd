@@ -204,6 +204,7 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
         void add_watch(unique_ptr[Stream], string) except +raise_as_python
         void replace_watch(unique_ptr[Stream]) except +raise_as_python
         void become_first() noexcept
+        void come_later() noexcept
         void start() except +raise_as_python
         int declare(string, uint64_t, DType, const Compression&) except +raise_as_python
         void set_momentum(int, double, double) except +raise_as_python
@@ -272,6 +273,7 @@ cdef extern from "p3/server.h" namespace "p3" nogil:
         void set_optimizer(int, const OptimizerSpec&) except +raise_as_python
         LostWorker lose_worker(int) except +raise_as_python
         void dismiss_worker(int) except +raise_as_python
+        string admit_worker(int) except +raise_as_python
         void fill(int, const vector[Pushed]&, cbool) except +raise_as_python
         void replace_worker(int, unique_ptr[Stream]) except +raise_as_python
         optional[Error] error() except +raise_as_python
@@ -360,7 +362,7 @@ cdef class Operation:
 
 cdef class P3Worker:
     cdef Worker* core
-    cdef int rank
+    cdef cbool is_first
     cdef list unfinished  # operations that the core may still borrow from
     cdef Py_ssize_t sweep_at
 

@@ -334,7 +334,7 @@ cdef class P3Worker:
                                                              outlives_scheduler))
         self.unfinished = []
         self.sweep_at = 64
-        self.rank = rank
+        self.is_first = rank == 0
 
     def __dealloc__(self):
         cdef Worker* core = self.core
@@ -366,8 +366,14 @@ cdef class P3Worker:
             self.core.replace_watch(move(stream))
 
     def become_first(self):
-        """All workers of lower rank have departed: this one is what rank 0 was."""
+        """All who were there before it have departed: this one is what rank 0 was."""
+        self.is_first = True
         self.core.become_first()
+
+    def come_later(self):
+        """To a job that runs, in which another one is what rank 0 was. Before start()."""
+        self.is_first = False
+        self.core.come_later()
 
     def start(self):
         self.core.start()
@@ -449,8 +455,8 @@ cdef class P3Worker:
 
     def init_rows(self, int key, value, landing, int32_t priority=0):
         """`landing` None, here and below: this worker keeps no copy of the whole value."""
-        if value is None and self.rank == 0:
-            raise ValueError("init_rows needs a value on rank 0")
+        if value is None and self.is_first:
+            raise ValueError("init_rows needs a value on the first worker")
         cdef Operation operation = self.begin(key, 0, value, landing)
         with nogil:
             self.core.init(key, operation.source.buf, operation.landing.buf, priority, operation.completion[0])

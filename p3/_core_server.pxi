@@ -93,6 +93,13 @@ cdef class P3Server:
         with nogil:
             self.running().dismiss_worker(worker)
 
+    def admit_worker(self, int worker):
+        """Takes dismiss_worker() back, for another process of that rank; why it cannot be, or ""."""
+        cdef string problem
+        with nogil:
+            problem = self.running().admit_worker(worker)
+        return problem
+
     def fill(self, int worker, rounds, cbool skips=False):
         """`rounds`: by wire key."""
         cdef vector[Pushed] pushed = [{"wire_key": wire_key, "round": number} for wire_key, number in rounds.items()]

@@ -17,6 +17,7 @@ from p3.launch.execute import Launched
 from p3.launch.launchers.options import add_options
 from p3.plan import strategy
 from p3.settings import Settings
+from p3.top import find
 
 if TYPE_CHECKING:
     from p3.launch.engines import Engine
@@ -33,7 +34,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     if os.getpid() == 1:
         first_process.stand_aside()
     arguments = sys.argv[1:] if arguments is None else arguments
-    options = _parser(() if arguments[:1] in (["run"], ["exec"]) else _MEASURING).parse_args(arguments)
+    options = _parser(() if arguments[:1] in (["run"], ["exec"], ["join"]) else _MEASURING).parse_args(arguments)
     command = getattr(options, "command", [])
     if command[:1] == ["--"]:
         command = command[1:]
@@ -65,7 +66,9 @@ def _run(options, settings: Settings, command: List[str]) -> int:
     os.environ.update({variable: value for variable, value in chosen.items() if value is not None})
     settings = Settings.from_env(os.environ)
     strategy.of_job(settings.strategy, options.servers)  # what is wrong with it is said before anything starts
-    worker_restarts = options.worker_restarts if settings.replaces_workers else 0
+    if options.rejoin and not settings.goes_on_without:
+        raise ConfigError("--rejoin is for jobs that go on without a lost worker: add --on-worker-loss continue")
+    worker_restarts = options.worker_restarts if settings.replaces_workers or options.rejoin else 0
     return run(
         settings,
         _engine_of(options, settings),
@@ -79,7 +82,14 @@ def _run(options, settings: Settings, command: List[str]) -> int:
         lambda: _hosts_of(options),
         options.grace,
         options.restart_pause,
+        options.rejoin,
     )
+
+
+def _join(options, _settings: Settings, command: List[str]) -> int:
+    from p3.launch.joining import join
+
+    return join(options.at, options.pid, options.wait, command)
 
 
 def _bounds(options):
@@ -241,7 +251,12 @@ def _parser(measuring: Sequence[str] = _MEASURING) -> argparse.ArgumentParser:
         type=_count,
         default=3,
         metavar="K",
-        help="with --on-worker-loss wait: restart each worker at most K times (default 3)",
+        help="with --on-worker-loss wait, or --rejoin: restart each worker at most K times (default 3)",
+    )
+    run.add_argument(
+        "--rejoin",
+        action="store_true",
+        help="with --on-worker-loss continue: start another process for a lost worker, which joins the running job",
     )
     run.add_argument(
         "--restart-pause",
@@ -267,6 +282,21 @@ def _parser(measuring: Sequence[str] = _MEASURING) -> argparse.ArgumentParser:
         execute.add_argument(Launched.option(name), type=int, help=argparse.SUPPRESS)
     execute.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="what a worker runs")
     execute.set_defaults(handler=_exec)
+
+    join = commands.add_parser(
+        "join",
+        help="join a running job in the place of a worker that it has lost",
+        description="Runs COMMAND as a worker of a job that goes on without lost workers (--on-worker-loss continue). "
+        "It takes the place of one at the others' next members(round). The job is the one that DMLC_PS_ROOT_URI, "
+        "DMLC_PS_ROOT_PORT and P3_SECRET or P3_SECRET_FILE name, or this user's job on this host.",
+    )
+    join.add_argument("--at", metavar="HOST:PORT", help="the job's scheduler; default: as above")
+    join.add_argument("--pid", type=find.process_number, metavar="PID", help="the job of this process on this host")
+    join.add_argument(
+        "--wait", type=_timeout, default=3600.0, metavar="S", help="wait at most S seconds to be let in (default 3600)"
+    )
+    join.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="what every worker runs")
+    join.set_defaults(handler=_join)
 
     for module in measuring:
         importlib.import_module(module).add_parser(commands)

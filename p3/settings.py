@@ -279,6 +279,11 @@ class Settings:
         "on without it ([how](reliability.md#going-on-without-a-worker)).",
         common=True,
     )
+    join_s: Optional[float] = _setting(
+        "P3_JOIN", None, _seconds(1, 864000),
+        "This worker [joins a job that runs](reliability.md#joining), in the place of one that has departed, and waits "
+        "at most so many seconds to be let in. `p3 join` and `p3 run --rejoin` set it.",
+    )
     checksum: bool = _setting(
         "P3_CHECKSUM", False, _flag,
         "`1`: add a CRC32C to every slice; an altered one ends the job with an error that names its sender. Turn it "
@@ -374,8 +379,14 @@ class Settings:
         return self.on_worker_loss == "continue"
 
     @property
+    def joins(self) -> bool:
+        """This worker enters a job that runs."""
+        return self.join_s is not None
+
+    @property
     def replacement_timeout_s(self) -> float:
-        """That others wait for a lost worker's successor: the job then fails of the loss, before a barrier gives up."""
+        """That others wait for a lost worker's successor: the job then fails of the loss, before a barrier gives up. Or
+        for one that has entered and is not at their side yet: it then departs."""
         return self.wait_timeout_s / 2
 
     def require(self, *names: str) -> None:

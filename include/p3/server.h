@@ -96,9 +96,13 @@ class Server {
   virtual LostWorker lose_worker(int worker) = 0;
   // The same, and nobody will take its place: from here on each round of each key, also of one that is defined later, is
   // completed without a gradient of it, as if it skipped; a mean (Reduction::kMean) is over those who have not departed.
-  // What rank 0 may do, the lowest rank that has not departed may do from here on. The server fails if others need what
-  // only this worker could have given.
+  // What rank 0 may do, the one may do from here on that has been there longest: of those from the beginning the lowest
+  // rank. The server fails if others need what only this worker could have given.
   virtual void dismiss_worker(int worker) = 0;
+  // Takes that back, for another process of that rank: replace_worker() lets it in, and from here on nothing is completed
+  // without it. Between rounds: all operations of the others are complete, and none begins before this returns. Returns
+  // why it cannot be, else "".
+  virtual std::string admit_worker(int worker) = 0;
   // For each of these keys, completes the rounds up to the given one in place of the lost worker, as they begin,
   // without a gradient. May be called again, for more. `skips`: the worker would have skipped them, so if all others
   // skip a round, it was the last; otherwise its successor goes on, and such a round leaves the value as it is.

@@ -78,8 +78,10 @@ class Worker {
   // With NodeOptions::outlives_scheduler, after start(): a stream to the scheduler that has taken the former one's place.
   // Not from a thread of the core; throws the Error of a worker that has failed.
   void replace_watch(std::unique_ptr<Stream> stream);
-  // All workers of lower rank have departed (Server::dismiss_worker): from here on this one is what rank 0 was.
+  // All who were there before it have departed (Server::dismiss_worker): from here on this one is what rank 0 was.
   void become_first() noexcept;
+  // It enters a job that runs, in which another one is what rank 0 was, whatever rank this one has. Before start().
+  void come_later() noexcept;
   // Before start(): a stream to another worker of this machine, of rank `worker`. The worker of lowest rank leads: it
   // gets one to each of the others, and they get one to it. In rounds of keys without compression the others then push
   // to their leader, which adds up, pushes once for all, and forwards the value, or rows to those who want them: its

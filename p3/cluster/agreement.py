@@ -48,6 +48,14 @@ class _Question(NamedTuple):
     outcome: dict
 
 
+class Mark(NamedTuple):
+    """A barrier that all workers are in, and at which a process may enter in the place of one that has departed."""
+
+    number: int
+    round: int  # as the script counts: so many steps are behind it
+    problem: str  # why nobody can enter this job; "": nothing speaks against it
+
+
 class Agreement:
     def __init__(
         self,
@@ -78,6 +86,8 @@ class Agreement:
         self._questions: Dict[Hashable, _Question] = {}
         self._barriers: Dict[int, Set[Node]] = {}  # of those under way: who has arrived
         self._barriers_entered: Dict[Node, int] = {}
+        self._marks: Dict[int, Dict[Node, Optional[dict]]] = {}  # of barriers under way: what each says of entering
+        self.mark: Optional[Mark] = None  # which nobody leaves before end_mark()
         self._departed: List[int] = []  # ranks
         self._snapshots = SnapshotParts(self._workers, self._servers)
         self._demand = Demand(self._workers)
@@ -131,6 +141,9 @@ class Agreement:
         """What a worker that has taken a lost one's place, behind that step and these rounds of the keys, must be told
         of the past. What is being decided, it hears as the others do."""
         self._snapshots.come_back(node, step)
+        return self._past(rounds)
+
+    def _past(self, rounds: Mapping[int, int]) -> List[dict]:
         told = [
             dict(agreed, catch_up=rounds.get(wire_key, 0))
             for wire_key, agreed in sorted(self._agreed.items())
@@ -154,13 +167,14 @@ class Agreement:
         self._departed.append(node.rank)
         if was_first:
             self._take_over(node, self._workers[0])
+        self._forget_claims(node)
         told = [sent for number in sorted(self._barriers) for sent in self._without_in_barrier(number, node)]
         for store in sorted(self._releasing):
             self._releasing[store].discard(node)
             told += self._drop_if_released(store)
         self._joined.pop(node, None)
         told += self._end_join()
-        told += self._snapshot_without(self._snapshots.depart(node)) + self._checks_without(node)
+        told += self._snapshot_without(self._snapshots.depart(node, self._workers[0])) + self._checks_without(node)
         told += self._demand.depart(node, was_first, self._absent())
         return told + self._stop_if_all_have_left()
 
@@ -178,12 +192,50 @@ class Agreement:
                         "%s waits for its word on %r of store %d" % (first, identity[1], identity[0])
                     )
 
+    def _forget_claims(self, node: Node) -> None:
+        """Another process of its rank will speak for itself."""
+        for table in (self._keys, self._options, self._norms, self._strategy_texts):
+            for claims in table.values():
+                claims.pop(node, None)
+        self._claim_bytes.pop(node, None)
+
     def _without_in_barrier(self, number: int, node: Node) -> Sent:
         self._barriers[number].discard(node)
+        self._marks[number].pop(node, None)
         if self._barriers[number]:
             return self._end_barrier(number)
-        del self._barriers[number]
+        del self._barriers[number], self._marks[number]
+        if self.mark is not None and self.mark.number == number:
+            self.mark = None
         return []
+
+    # Letting another process in, while all wait at a mark (see entrances.py)
+
+    @property
+    def workers(self) -> List[Node]:
+        """In the order of coming; the first one does what one does for all."""
+        return list(self._workers)
+
+    @property
+    def departed(self) -> List[int]:
+        """Ranks that are none of the job, in the order of departing."""
+        return list(self._departed)
+
+    def enter(self, node: Node) -> List[dict]:
+        """A process takes part as this node, which had departed, from the mark on. What it must be told of the past."""
+        self._departed.remove(node.rank)
+        self._workers.append(node)  # the last to become the first
+        self._barriers_entered[node] = self.mark.number
+        self._snapshots.enter(node)
+        return self._past({})
+
+    def demand_anew(self) -> Sent:
+        """Behind enter(): a snapshot that somebody waits for is asked for again, of all."""
+        return self._demand.enter(self._absent())
+
+    def end_mark(self) -> Sent:
+        mark, self.mark = self.mark, None
+        return self._done(mark.number)
 
     # From workers
 
@@ -344,15 +396,38 @@ class Agreement:
             raise ProtocolError("%s is %d barriers ahead of others" % (node, len(self._barriers)))
         self._barriers_entered[node] = number
         self._barriers.setdefault(number, set()).add(node)
+        self._marks.setdefault(number, {})[node] = message["mark"]
         return self._end_barrier(number)
 
     def _end_barrier(self, number: int) -> Sent:
-        """If all have entered it."""
+        """If all have entered it. Where a process may enter, not before end_mark()."""
+        if self.mark is not None and self.mark.number == number:
+            return []
         if not self._barriers[number] >= set(self._workers):
             self._check_nobody_waits_for_the_gone()
             return []
-        del self._barriers[number]
-        return self._to(self._workers, {"kind": "barrier_done", "number": number, "departed": list(self._departed)})
+        self._require_one_mark(number)
+        mark = self._marks[number][self._workers[0]]
+        if mark is not None and self._departed:
+            self.mark = Mark(number, mark["round"], mark["problem"])
+            return []
+        return self._done(number)
+
+    def _done(self, number: int) -> Sent:
+        waiting = self._barriers.pop(number)
+        del self._marks[number]
+        entered = [node.rank for node in self._workers if node not in waiting]
+        done = {"kind": "barrier_done", "number": number, "departed": list(self._departed), "entered": entered}
+        return self._to([node for node in self._workers if node in waiting], done)
+
+    def _require_one_mark(self, number: int) -> None:
+        marks, first = self._marks[number], self._workers[0]
+        for node in self._workers:
+            rounds = [None if mark is None else mark["round"] for mark in (marks[first], marks[node])]
+            if rounds[0] != rounds[1]:
+                shown = tuple("no round" if round is None else "round %d" % round for round in rounds)
+                raise DisagreementError("%s and %s disagree about members(): %s is given on the first, and %s on the "
+                                        "second" % (first, node, *shown))  # fmt: skip
 
     def _on_count(self, node: Node, message: dict) -> Sent:
         identity = (node.rank, message["number"])

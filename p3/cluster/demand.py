@@ -56,6 +56,10 @@ class Demand:
         self._marks.pop(node, None)
         return self._decide_if_all_have_told()
 
+    def enter(self, absent: Set[Node]) -> Sent:
+        """A worker is one now, and has heard of nothing that is not over."""
+        return self._ask(absent) if self._marks is not None or self._round > 0 else []
+
     def rest(self) -> Sent:
         """A worker has called join(): what is not over is withdrawn, and asked again later."""
         is_open = self._marks is not None or self._round > 0

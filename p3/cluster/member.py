@@ -35,6 +35,10 @@ class _Refused(Exception):
     """By the scheduler, for good."""
 
 
+class _Gone(RendezvousError):
+    """The scheduler has ended."""
+
+
 class Member:
     """What join() returns; all methods belong to the event loop's thread."""
 
@@ -44,6 +48,7 @@ class Member:
     servers: List[dict]  # host, port, local, machine; by rank
     workers: List[dict]  # host, local, machine; by rank
     rejoined: Optional[dict]  # of a worker that takes a lost one's place: see messages.py
+    entered: Optional[dict]  # of one that has entered a running job
     outlived = False  # the scheduler, by its nodes: another one takes its place if it dies
 
     def __init__(self, settings: Settings) -> None:
@@ -64,12 +69,15 @@ class Member:
 
         Raises ConfigError, AuthenticationError, or RendezvousError: the scheduler's own words where it has any.
         """
-        settings.require("role", "root_host", "root_port", "num_workers", "num_servers")
+        settings.require("role", "root_host", "root_port", *(() if settings.joins else ("num_workers", "num_servers")))
         member = cls(settings)
         encryption.require(settings)
         try:
-            await member._connect()
-            await member._be_welcomed()
+            if settings.joins:
+                await member._enter()
+            else:
+                await member._connect()
+                await member._be_welcomed()
         except BaseException:
             member.close_door()
             raise
@@ -79,6 +87,27 @@ class Member:
     def placement(self) -> Placement:
         machines = ([node["machine"] for node in nodes] for nodes in (self.workers, self.servers))
         return Placement.of(*machines, self._settings.local_aggregation)
+
+    async def _enter(self) -> None:
+        """A job that runs, whatever becomes of its schedulers meanwhile."""
+        settings = self._settings
+        deadline = time.monotonic() + settings.join_s
+        while True:
+            await self._connect()
+            try:
+                return await asyncio.wait_for(self._be_welcomed(), max(0.0, deadline - time.monotonic()))
+            except asyncio.TimeoutError:
+                raise RendezvousError(
+                    "%s: waited %g s (P3_JOIN, --wait) to join the job of the scheduler at %s: no worker has departed, "
+                    "or the others did not call members(round), as p3.torch.members(epoch) before each epoch"
+                    % (self._label, settings.join_s, endpoint(settings.root_host, settings.root_port))
+                ) from None
+            except _Gone as gone:
+                self._stream.abort()
+                if self._tunnel is not None:
+                    self._tunnel.close()
+                log.warning("%s Trying again to join the job", gone)
+            await asyncio.sleep(_RETRY_S)
 
     async def _connect(self) -> None:
         """Up to the `join` message."""
@@ -112,10 +141,12 @@ class Member:
         patience_s: Optional[float] = settings.rendezvous_timeout_s + _MARGIN_S
         if settings.replaces_workers:  # a lost worker's place is not open before the others are behind that step
             patience_s = patience_s + settings.stuck_s if settings.stuck_s > 0 else None
+        if settings.joins:  # _enter() has a deadline
+            patience_s = None
         welcome = await self._receive_within(patience_s, "welcome")
         self.node = Node(settings.role, welcome["rank"], self.host)
         self._label = str(self.node)
-        self.rejoined, self.outlived = welcome["rejoined"], welcome["outlived"]
+        self.rejoined, self.entered, self.outlived = (welcome[name] for name in ("rejoined", "entered", "outlived"))
         nodes = await self._receive_within(patience_s, "nodes")
         self.servers, self.workers = nodes["servers"], nodes["workers"]
 
@@ -223,7 +254,7 @@ class Member:
     async def _come_back(self, loss: str) -> None:
         """RendezvousError if there is nobody to come back to. May be cancelled and called again."""
         if self._core is None:
-            raise RendezvousError(loss)
+            raise _Gone(loss)
         if not self.is_away:
             self._coming_back = asyncio.ensure_future(self._until_back(loss))
         await asyncio.shield(self._coming_back)
@@ -320,7 +351,7 @@ def _join_message(settings: Settings, host: str, door: Optional[DoorStep]) -> di
         "rank": settings.rank,
         "version": __version__,
         "protocol": PROTOCOL_VERSION,
-        "counts": {"DMLC_NUM_WORKER": settings.num_workers, "DMLC_NUM_SERVER": settings.num_servers},
+        "counts": {"DMLC_NUM_WORKER": settings.num_workers, "DMLC_NUM_SERVER": settings.num_servers},  # None: it joins
         "settings": {  # or nodes would cut, add or order tensors differently
             "P3_SLICE_ELEMENTS": settings.slice_elements,
             "P3_PARTITIONS": settings.partitions,
@@ -332,6 +363,7 @@ def _join_message(settings: Settings, host: str, door: Optional[DoorStep]) -> di
             "P3_ON_WORKER_LOSS": settings.on_worker_loss,
         },
         "back": None,
+        "enters": settings.joins,
     }
 
 

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping
 from p3.errors import ProtocolError
 from p3.plan.key_plan import REDUCTIONS, UPDATES
 
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 MAX_BYTES_BEFORE_JOIN = 4 << 10
 MAX_BYTES = 16 << 20
 MAX_GROUPS = 16  # of layers, in a worker's report of its waits
@@ -117,6 +117,11 @@ _REJOINED = {
     "marked": _bool,  # the script says where steps end
     "numbers": _NUMBERS,
 }
+# agree_on_members() of a worker at which another process may enter: how many steps are behind it, as the script counts,
+# and why none can enter this script's job, or "".
+_MARK = _object({"round": _int, "problem": _str})
+# What a process that enters a running job must know: the number of that barrier, and what `mark` says of it.
+_ENTERED = {"barrier": _int, "round": _int}
 # A key_plan.KeyPlan; and what of it another one that follows changes.
 _SUCCESSOR = {"wire_key": _int, "first_slice": _int, "slice_elements": _int, "partitions": _int}
 _PLAN = {
@@ -162,6 +167,7 @@ FIELDS: Dict[str, Dict[str, Check]] = {
         # Of a node that has lost the scheduler of a running job, and has found another one in its place: its rank, and
         # how many messages that count it had heard (journal.py).
         "back": _or_none(_object({"rank": _int, "heard": _int})),
+        "enters": _bool,  # a job that runs, in the place of a worker that has departed
     },
     "ready": {},  # its connections to the other nodes stand
     "announce": {
@@ -178,7 +184,7 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     },
     "option": {"store": _int, "name": _str, "value": _flat},  # empty: an optimizer that this worker goes without
     "order": {"store": _int, "names": _list_of(_name)},  # also from the scheduler to all workers
-    "barrier": {"number": _int},
+    "barrier": {"number": _int, "mark": _or_none(_MARK)},
     "count": {"number": _int},  # of the worker's request for the servers' counters
     "repartition": {"store": _int, "name": _name, "partitions": _int},  # of a sparse key; rank 0
     "moved": {"wire_key": _int},  # this worker has done with that plan of a sparse key
@@ -224,6 +230,7 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     # A server of a lost worker: why it cannot be replaced, or ""; and the last round of each key that it has pushed.
     "lost_at": {"rank": _int, "problem": _str, **_ROUNDS},
     "filled": {"rank": _int},  # and the server's door is open for another process of that rank
+    "admitted": {"rank": _int, "problem": _str},  # so it is, if there is no problem
     "worker_reported": {  # the answer to `report`
         **_REPORT,
         "waited_s": _or_none(_seconds),  # of its script, for values; null: nothing can tell
@@ -242,7 +249,12 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     "bye": {},
     # The scheduler to a node.
     # `outlived`: if this scheduler dies, another one takes its place, and the node is to come back to that.
-    "welcome": {"rank": _int, "rejoined": _or_none(_object(_REJOINED)), "outlived": _bool},
+    "welcome": {
+        "rank": _int,
+        "rejoined": _or_none(_object(_REJOINED)),
+        "entered": _or_none(_object(_ENTERED)),
+        "outlived": _bool,
+    },
     "welcome_back": {"noted": _int},  # so many of this node's messages that count are known; the others come again
     "noted": {"count": _int},  # the same, now and then
     "nodes": {"servers": _list_of(_SERVER), "workers": _list_of(_WORKER)},  # by rank; right behind it
@@ -251,6 +263,9 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     "define": {"store": _int, "name": _name, **_PLAN, "predecessor": _int},
     "lost": {"rank": _int},  # to servers: that worker is gone
     "departed": {"rank": _int},  # to servers and workers: it is, and the job goes on without it
+    "admit": {"rank": _int},  # to servers: another process may enter the job as that rank, between two rounds
+    "entered": {"rank": _int, "host": _str},  # to the other workers: it has
+    "members": {"ranks": _list_of(_int)},  # to who has: all workers, in the order of coming
     # To servers: complete its rounds up to these. `skips`: it would have skipped them. `last`: no more will follow, so
     # answer, and let another process of that rank in.
     "fill": {"rank": _int, **_ROUNDS, "skips": _bool, "last": _bool},
@@ -275,7 +290,8 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     "released": {"store": _int},  # all have, and it is gone: its number is free
     "option_agreed": {"store": _int, "name": _str, "value": _flat},
     "counters": {"number": _int, "servers": _list_of(_counters)},  # by the servers' ranks
-    "barrier_done": {"number": _int, "departed": _list_of(_int)},  # ranks that were not in it any more
+    # Ranks that were not in it any more; and those that have entered the job at it, and take part from the next one on.
+    "barrier_done": {"number": _int, "departed": _list_of(_int), "entered": _list_of(_int)},
     "write_snapshot": {"round": _int},  # to servers
     "snapshot_wanted": {"number": _int},  # to workers, a question: where are you?
     # And the answer: behind that step; 0: not now. `ends`: and then the job ends.

@@ -47,15 +47,23 @@ class Rendezvous:
     def _with(self, role: str) -> List[dict]:
         return [join for join in self._joined if join["role"] == role]
 
+    def check_entrant(self, message: dict, other: dict) -> None:
+        """Of a process that wants to enter a running job, which `other` is a node of; both as their `join` messages."""
+        self._check_protocol(message)
+        _compare(label_of(message), message["settings"], label_of(other), other["settings"])
+
     def _check_version(self, message: dict) -> None:
+        self._check_protocol(message)
+        counts = {"DMLC_NUM_WORKER": self._wanted["worker"], "DMLC_NUM_SERVER": self._wanted["server"]}
+        _compare(label_of(message), message["counts"], self._label, counts)
+
+    def _check_protocol(self, message: dict) -> None:
         label = label_of(message)
         if message["protocol"] != PROTOCOL_VERSION:
             raise RendezvousError(
                 "%s runs P3 %s with control protocol %d, %s has protocol %d: install the same version on all hosts"
                 % (label, message["version"], message["protocol"], self._label, PROTOCOL_VERSION)
             )
-        counts = {"DMLC_NUM_WORKER": self._wanted["worker"], "DMLC_NUM_SERVER": self._wanted["server"]}
-        _compare(label, message["counts"], self._label, counts)
 
     def check_replacement(self, message: dict, former: dict) -> None:
         """Of a worker that wants the place of one that is lost; both as their `join` messages."""

@@ -9,7 +9,7 @@ servers are told to `stop` -> they have said `bye`. The first failure anywhere, 
 job instead: all others get its text (`abort`), and the scheduler exits with 1. But with P3_ON_WORKER_LOSS=wait the
 others wait for a lost worker, until another process of its rank has joined (vacancies.py), and with "continue" they go
 on without it (`departed`). And a scheduler that has a journal leaves it to another one, if it dies (journal.py): the
-nodes come back to that.
+nodes come back to that. Into a job that goes on without lost workers others may enter in their places (entrances.py).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from p3.cluster import messages
 from p3.cluster.agreement import Agreement
 from p3.cluster.connections import auth, channel, descriptors, encryption, frames
 from p3.cluster.connections.strangers import MAX_UNPROVED, PACE_S, Gate
+from p3.cluster.entrances import DECISIONS, Entrances
 from p3.cluster.journal import Journal
 from p3.cluster.node import Node, endpoint, listen_as_root
 from p3.cluster.rendezvous import Rendezvous
@@ -65,11 +66,10 @@ class Scheduler:
         self._label = "scheduler (%s)" % settings.root_host
         self._rendezvous = Rendezvous(settings.root_host, settings.num_workers, settings.num_servers)
         self._roster = Roster()
-        self._agreement: Optional[Agreement] = None  # from `welcome` on, as the next two
+        self._agreement: Optional[Agreement] = None  # from `welcome` on, as the next three
         self._stragglers: Optional[Stragglers] = None
         self._vacancies: Optional[Vacancies] = None
-        self._workers: list = []  # their addresses, as the workers are told
-        self._servers: list = []
+        self._entrances: Optional[Entrances] = None
         self._started = asyncio.Event()
         self._end: asyncio.Future = asyncio.get_running_loop().create_future()  # None, or the text of the failure
         self._gate = Gate(self._label, log)
@@ -79,6 +79,7 @@ class Scheduler:
         self._strategy = strategy
         self._journal = journal
         self._is_replaying = self._is_mortal = False
+        self._refuted: List[Entry] = []  # in what the journal has: who must go
 
     def take_snapshots_at_signals(self) -> None:
         """SIGUSR1: of the job, behind its next step; SIGUSR2: and then it ends. Unless this process is to ignore them.
@@ -184,17 +185,25 @@ class Scheduler:
             if vacant is not None:
                 self._rendezvous.check_replacement(join, self._roster.by_node[vacant].join)
                 past = await self._vacancies.fill(vacant, entry)
-                stream.send({"kind": "welcome", "rank": vacant.rank, "rejoined": past, "outlived": False})
+                stream.send(
+                    {"kind": "welcome", "rank": vacant.rank, "rejoined": past, "entered": None, "outlived": False}
+                )
                 stream.send(self._nodes())
+                await self._follow(entry)
+                return
+            if join["enters"]:
+                if not self._started.is_set():
+                    raise RendezvousError("%s wants to join a job that does not run yet" % entry)
+                await self._entrances.let_in(entry, self._nodes, self._journal is not None)
                 await self._follow(entry)
                 return
             self._rendezvous.join(join)
         except RendezvousError as error:
             text = "%s: %s" % (self._label, error)
             entry.tell({"kind": "abort", "text": text})
-            if self._agreement is None:
+            if self._agreement is None and not join["enters"]:
                 self._fail(text)
-            else:  # a running job does not suffer for a latecomer
+            else:  # a running job does not suffer for a latecomer, nor one that begins for who is too early
                 log.warning(text)
             await stream.close(_FAREWELL_S)
             return
@@ -216,8 +225,12 @@ class Scheduler:
                     break
                 self._on_message(entry, message)
         except (ProtocolError, DisagreementError) as error:
-            self._fail("%s: %s" % (self._label, error))
+            text = "%s: %s" % (self._label, error)
+            self._entrances.expel(entry, text) if self._is_on_probation(entry) else self._fail(text)
         await entry.stream.close(_FAREWELL_S)
+
+    def _is_on_probation(self, entry: Entry) -> bool:
+        return self._entrances is not None and self._entrances.is_on_probation(entry)
 
     async def _watch(self, sock: socket.socket, first: dict, encrypted: Callable) -> None:
         """Echoes the heartbeats of a node's core, with what windows go by, and notices when they cease."""
@@ -266,7 +279,7 @@ class Scheduler:
             return
         outlived = self._journal is not None
         for node, entry in self._roster.by_node.items():
-            entry.tell({"kind": "welcome", "rank": node.rank, "rejoined": None, "outlived": outlived})
+            entry.tell({"kind": "welcome", "rank": node.rank, "rejoined": None, "entered": None, "outlived": outlived})
         nodes = self._nodes()
         self._roster.tell_each((node, nodes) for node in self._roster.by_node)
 
@@ -279,23 +292,27 @@ class Scheduler:
         self._agreement = Agreement(
             workers, servers, common["P3_SLICE_ELEMENTS"], common["P3_PARTITIONS"], self._strategy
         )
-        self._servers = [
-            {field: roster.by_node[server].join[field] for field in ("host", "port", "local", "machine")}
-            for server in servers
-        ]
-        for worker in workers:
-            join = roster.by_node[worker].join
-            self._workers.append({"host": worker.host, "local": join["local"], "machine": join["machine"]})
-        self._stragglers = Stragglers(
-            workers, [worker["machine"] for worker in self._workers], settings.straggler_s, settings.stuck_s
-        )
+        machines = [roster.by_node[worker].join["machine"] for worker in workers]
+        self._stragglers = Stragglers(workers, machines, settings.straggler_s, settings.stuck_s)
         self._vacancies = Vacancies(settings, self._label, roster, self._agreement, self._end, self._fail, self._report)
+        self._entrances = Entrances(
+            settings, self._label, roster, self._rendezvous, self._agreement, self._end, self._decide, self._depart,
+            self._tell, self._report,
+        )  # fmt: skip
 
     def _nodes(self) -> dict:
-        return {"kind": "nodes", "servers": self._servers, "workers": self._workers}
+        def told(role: str, *fields: str) -> List[dict]:
+            joins = [self._roster.by_node[node].join for node in self._roster.nodes(role)]
+            return [{field: join[field] for field in fields} for join in joins]
+
+        servers = told("server", "host", "port", "local", "machine")
+        return {"kind": "nodes", "servers": servers, "workers": told("worker", "host", "local", "machine")}
 
     def _on_message(self, entry: Entry, message: dict) -> None:
         kind = message["kind"]
+        if kind == "failed" and self._is_on_probation(entry):
+            self._entrances.expel(entry, message["text"])
+            return
         if messages.counts(kind):
             self._note(entry, message)
         if kind == "failed":
@@ -312,6 +329,8 @@ class Scheduler:
             self._watching.take(entry, message)
         elif (kind, entry.node.role) in (("lost_at", "server"), ("filled", "server"), ("place", "worker")):
             self._vacancies.on_message(entry.node, message)
+        elif (kind, entry.node.role) == ("admitted", "server"):
+            self._entrances.on_admitted(entry.node, message)
         elif kind == "bye" and entry.node.role == "server":
             entry.left = True
             if all(other.left for other in self._roster.entries):
@@ -325,6 +344,8 @@ class Scheduler:
                 self._report({"state": "saved", "round": message["round"]})
             if kind in ("bye", "joined", "barrier"):
                 self._vacancies.consider()
+            self._entrances.on_message(entry, message)
+            self._entrances.consider()
 
     def _tell(self, decided) -> None:
         """What Agreement has decided."""
@@ -337,7 +358,7 @@ class Scheduler:
             raise ProtocolError("%s said that it is ready at the wrong time" % entry)
         entry.ready = True
         if entry.catches_up:
-            self._vacancies.on_ready(entry)
+            (self._entrances if entry.join["enters"] else self._vacancies).on_ready(entry)
         elif all(other.ready for other in self._roster.entries):
             log.info("%s: all nodes are connected", self._label)
             self._started.set()
@@ -353,7 +374,7 @@ class Scheduler:
     def _on_late(self, sender: Node, late: dict) -> None:
         """A lost worker is waited for anyway; who has taken its place is late from then on."""
         entry = self._roster.find("worker", late["worker"])
-        if entry is not None and entry.gone and self._settings.goes_on_without:
+        if entry is not None and self._settings.goes_on_without and (entry.gone or entry.catches_up):
             return
         now = time.monotonic()
         waited_s = min(late["waited_s"], self._vacancies.filled_for_s(late["worker"], now))
@@ -364,6 +385,13 @@ class Scheduler:
                 log.warning("%s: %s", self._label, text)
 
     # Taking the place of a scheduler that has died
+
+    def _decide(self, node: Node, decision: dict) -> None:
+        """About a process that enters; written down before anything follows from it."""
+        if self._journal is not None:
+            self._journal.add(node, decision)
+            self._look_at_journal()
+        self._entrances.apply(node, decision)
 
     def _note(self, entry: Entry, message: dict) -> None:
         """For a scheduler that may take this one's place, before anything follows from the message."""
@@ -398,16 +426,19 @@ class Scheduler:
         self._begin([Node(role, rank, host) for role, rank, host, _ in first["members"]])
         self._started.set()
         self._gate.pace_s = PACE_S
-        entries = {(node.role, node.rank): entry for node, entry in self._roster.by_node.items()}
+        self._entrances.replays = True
         for record in records:
             if type(record) is bool:
                 self._demand_snapshot(record)
             else:
                 role, rank, message = record
-                self._replay(entries[role, rank], message)
+                self._replay(self._roster.find(role, rank), message)
         self._is_replaying = False
         self._look_at_journal()
         self._watching.begin()
+        for entry in self._refuted:  # the one before was about to say so
+            self._entrances.expel(entry, "%s: it said what it must not say" % self._label)
+        self._entrances.go_on()
         asyncio.get_running_loop().call_later(self._settings.timeout_s, self._give_up_absent)
         absent = ", ".join(map(str, self._absent()))
         log.warning("%s: took the place of one that has died; waiting for %s to come back", self._label, absent)
@@ -416,10 +447,15 @@ class Scheduler:
         try:
             if message["kind"] == "departed":
                 self._let_go(entry, message, "%s: %s was lost." % (self._label, entry))
+            elif message["kind"] in DECISIONS:
+                self._entrances.apply(entry.node, message)
             else:
                 self._on_message(entry, message)
         except (ProtocolError, DisagreementError) as error:
-            self._fail("%s: %s" % (self._label, error))
+            if self._is_on_probation(entry):
+                self._refuted.append(entry)
+            else:
+                self._fail("%s: %s" % (self._label, error))
 
     def _absent(self) -> List[Entry]:
         return [entry for entry in self._roster.entries if entry.stream is None and not entry.left]
@@ -511,17 +547,21 @@ class Scheduler:
 
     def _let_go(self, entry: Entry, departed: dict, text: str) -> None:
         entry.gone = entry.left = True
+        was_member, told = not self._entrances.drop(entry.node), []
         try:
-            told = self._agreement.depart(entry.node)
+            if was_member:
+                told = self._agreement.depart(entry.node)
         except DisagreementError as error:
             self._fail("%s The job cannot go on without it: %s." % (text, error))
             return
         if not self._is_replaying:
             log.warning("%s The others go on without it.", text)
         self._report({"state": "departed", "rank": entry.node.rank})
-        for role in ("server", "worker"):
-            self._roster.tell_all(role, departed)
+        self._roster.tell_all("server", departed)
+        if was_member:
+            self._roster.tell_all("worker", departed)
         self._tell(told)
+        self._entrances.consider()
 
     def _fail(self, text: str) -> None:
         """The first failure is the job's; what follows is mostly its consequence."""

@@ -46,12 +46,12 @@ class SnapshotParts:
     def leave(self, node: Node) -> None:
         self._left.add(node)
 
-    def depart(self, node: Node) -> Optional[int]:
-        """It is no part of the job any more. The round of the snapshot that has become impossible, if one has: which
-        lacks its part, or which it was to complete."""
+    def depart(self, node: Node, first: Node) -> Optional[int]:
+        """It is no part of the job any more, whose first worker is `first`. The round of the snapshot that has become
+        impossible, if one has: which lacks its part, or which it was to complete."""
         self._nodes.discard(node)
         if node == self._first:
-            self._first = min(each for each in self._nodes if each.role == "worker")
+            self._first = first
             under_way = self._round in self._reported or self._is_written
             self._reported.pop(self._round, None)
             self._is_written = False
@@ -60,6 +60,10 @@ class SnapshotParts:
             return None
         del self._reported[self._round]
         return self._round
+
+    def enter(self, node: Node) -> None:
+        """It takes part in snapshots that are begun from here on; none is under way."""
+        self._nodes.add(node)
 
     def has_left(self, node: Node) -> bool:
         return node in self._left

@@ -191,7 +191,7 @@ class Vacancies:
             losses = [self._vacancies[node].loss for node in missing if node in self._vacancies]
             if len(losses) == len(missing) and waiting and all(loss.is_within(waiting) for loss in losses):
                 for node in missing:
-                    self._tell_each(self._agreement.receive(node, {"kind": "barrier", "number": number}))
+                    self._tell_each(self._agreement.receive(node, {"kind": "barrier", "number": number, "mark": None}))
 
     def _tell_each(self, messages) -> None:
         for node, message in messages:

@@ -3,14 +3,17 @@
 The servers' copies are the values of all keys, with the optimizer's state where the servers update. What is left, each
 worker writes into its own part: its script's state, and what its trainers know themselves. A trainer takes the rest
 back when it is made again. Trainers are made in one order on all workers, which is how a snapshot tells them apart.
+
+A process that joins a running job begins from the same, which the first worker gives it (p3/worker/entrance.py).
 """
 
 from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from typing import Any, Dict, Iterable, List, Optional, Sequence
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
+from p3.snapshots import tree
 from p3.worker.key import Key
 from p3.worker.session import Session
 from p3.worker.snapshots.resumed import Resumed
@@ -40,6 +43,22 @@ class Trainer(ABC):
         """What a snapshot cannot have from the servers: a tree (p3.snapshots.tree), with the numbers of its "stores",
         in the order in which add() is given them."""
 
+    @abstractmethod
+    def rest(self) -> None:
+        """Waits until nothing is under way; ValueError in the middle of a step."""
+
+    def own_state_now(self) -> Dict[str, Any]:
+        """own_state(), and what else one that joins the job must have, when nothing is under way."""
+        return self.own_state()
+
+    def give_more(self) -> None:
+        """What such a process takes in settle(), in rounds of all workers."""
+        return
+
+    def settle(self) -> None:
+        """In such a process: all that the first step would agree on with the others; takes what they give_more()."""
+        return
+
 
 def take(session: Session, round: int, state: Any) -> None:
     """Of all trainers, if this round is due; by every worker after each step. See p3.torch.snapshot."""
@@ -55,6 +74,43 @@ def take(session: Session, round: int, state: Any) -> None:
 def resume(session: Session) -> Resumed:
     """On every worker, before its first trainer is made. See p3.torch.resume."""
     return session.resume(servers_load=True).map(lambda state: state.get("script"))
+
+
+def members(session: Session, round: Optional[int], state: Any) -> Tuple[int, ...]:
+    """See p3.torch.members."""
+    if round is None:
+        return session.agree_on_members()
+    trainers = living()
+    for one in trainers:
+        one.rest()
+    if session.entrance.is_on_trial:
+        _require_all(session, trainers)
+        for one in trainers:
+            one.settle()
+    own = tree.checked(state, "state")
+
+    def given() -> Dict[str, Any]:
+        return {"script": own, "optimizers": [{**one.own_state_now(), "kind": one.kind} for one in trainers]}
+
+    def give_more() -> None:
+        for one in trainers:
+            one.give_more()
+
+    departed = session.entrance.agree(round, given, give_more)
+    return tuple(rank for rank in range(session.num_workers) if rank not in departed)
+
+
+def _require_all(session: Session, trainers: Sequence[Trainer]) -> None:
+    wanted = [saved["kind"] for saved in session.entrance.given["optimizers"]]
+    if [one.kind for one in trainers] != wanted:
+        raise ValueError(
+            "%s: this process has joined a running job, whose workers train by %s; this one has %s at its first "
+            "members()" % (session.label, _listed(wanted), _listed([one.kind for one in trainers]))
+        )
+
+
+def _listed(kinds: Sequence[str]) -> str:
+    return ", ".join(kinds) or "nothing that P3 knows"
 
 
 def living() -> List[Any]:
@@ -101,15 +157,18 @@ def _own_of(session: Session, trainer: Trainer) -> Optional[Dict[str, Any]]:
         _released -= 1
         return None
     number, _made = _made, _made + 1
-    if session.saved.own is None:
+    if session.entrance.barrier:
+        source, whole = "the first worker's job", session.entrance.given
+    elif session.saved.own is not None:
+        source, whole = "the snapshot", session.saved.own["state"]
+    else:
         return None
-    saved = session.saved.own["state"]["optimizers"]
+    saved = whole["optimizers"]
     if number >= len(saved):
-        raise ValueError("resume: the snapshot was taken with %d distributed optimizers, and this job makes more"
-                         % len(saved))  # fmt: skip
+        raise ValueError("resume: %s has %d distributed optimizers, and this script makes more" % (source, len(saved)))
     of = saved[number].get("kind", trainer.kind)
     if of != trainer.kind:
-        raise ValueError("resume: number %d of what the snapshot has is a %s, and here it is a %s: go on with the "
+        raise ValueError("resume: number %d of what %s has is a %s, and here it is a %s: go on with the "
                          "first, or begin anew from a state_dict() of the model"
-                         % (number + 1, of, trainer.kind))  # fmt: skip
+                         % (number + 1, source, of, trainer.kind))  # fmt: skip
     return saved[number]

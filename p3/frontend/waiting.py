@@ -31,8 +31,11 @@ def wait(session: Session, operation: Any, timeout_s: float = math.inf) -> bool:
         session.check()  # which also notes that the script knows; outside, or errors would be chained
         if failure is not None:
             raise failure
+        deadline = patience.deadline
         if patience.left_s() <= 0:
             return False
+        if patience.deadline > deadline and session.entrance.is_on_trial:
+            session.tell_progress()  # the others wait for this one
 
 
 def on_training_thread(session: Session, key: Key, operation: Any, what: str) -> None:

@@ -53,7 +53,7 @@ class Weights(snapshots.Trainer):
         plan = strategies.given(strategy)
         if plan is not None:
             plan.require(session.num_servers, first)
-        self._store, control = session.new_store(plan), session.new_store(plan)
+        self._store, control = session.new_store(plan, "weights"), session.new_store(plan, "steps")
         for option, value in self._compression.of_store.options.items():
             session.set_option(self._store, option, value)
         session.set_optimizer(self._store, optimizer)
@@ -65,6 +65,9 @@ class Weights(snapshots.Trainer):
         self._used: Dict[str, None] = {}  # in this step, by first use
         self._steps = Steps(session, control)
         resumed = snapshots.add(session, self, [self._store])
+        if resumed is not None and resumed["updates"].keys() != self._weights.keys():
+            raise ValueError("the weights have the names %s; what they resume from has %s"
+                             % (sorted(self._weights), sorted(resumed["updates"])))  # fmt: skip
         for name, one in self._weights.items():
             one.updates = 0 if resumed is None else resumed["updates"][name]
             one.init(np.ascontiguousarray(first[name]))
@@ -131,6 +134,10 @@ class Weights(snapshots.Trainer):
 
     def keys_to_capture(self) -> List[Key]:
         return [one.key for one in self._weights.values()]
+
+    def rest(self) -> None:
+        self.land()
+        self._steps.finish()
 
     def own_state(self) -> Dict[str, Any]:
         updates = {name: one.updates_by_now() for name, one in self._weights.items()}

@@ -44,14 +44,16 @@ NEVER_JOINED = (
 
 _SCHEDULER = Task("scheduler", 0, Host("localhost"), {"DMLC_ROLE": "scheduler"})
 _LAST_WORDS_S = 5.0  # after a failure, for the others to end with an error of their own
+_PATIENCE_S = 864000  # of a worker that joins: `p3 run` ends it with the job
 _TIMED_OUT = 124  # exit code, as timeout(1) has it
 
 
 class Launcher:
     def __init__(
         self, settings: Settings, engine: Engine, num_workers: int, num_servers: int, worker_restarts: int = 0,
-        began_before: bool = False, grace_s: float = 0, pause_s: float = 1.0,
+        began_before: bool = False, grace_s: float = 0, pause_s: float = 1.0, rejoins: bool = False,
     ) -> None:  # fmt: skip
+        """`worker_restarts`: of each worker that is lost; with P3_ON_WORKER_LOSS=continue only if it `rejoins`."""
         self._settings = settings
         self._engine = engine
         self._num_workers, self._num_servers = num_workers, num_servers
@@ -73,6 +75,8 @@ class Launcher:
         self._joining: Set[int] = set()  # started anew, and not in its place yet
         self._left: Set[int] = set()  # that have said goodbye: the job has no place for them any more
         self._departed: Set[int] = set()  # that were lost, and the job goes on without them
+        self._rejoins = rejoins  # others are started for these, and join the job
+        self._over: asyncio.Event  # the scheduler has ended: nobody can join any more
         self._in_place_since: Dict[int, float] = {}
         self._waiting: Set[asyncio.Task] = set()  # each to start one when its pause is over
         self.began_at: Optional[float] = None  # all were connected
@@ -148,6 +152,7 @@ class Launcher:
 
     async def _run(self, command: Sequence[str]) -> Optional[Running]:
         """To the job's end: the process that failed, if one did."""
+        self._over = asyncio.Event()
         tasks = await self._engine.place(self._num_workers, self._num_servers)
         self._command = command
         count = descriptors.PER_PROCESS * (len(tasks) + 1)
@@ -198,6 +203,9 @@ class Launcher:
         elif state == "departed" and status["rank"] not in self._departed:
             self._departed.add(status["rank"])
             self._end_lost(status["rank"])
+        elif state == "entered":
+            self._departed.discard(status["rank"])
+            self._in_place_since[status["rank"]] = time.monotonic()
         elif state == "left":
             self._left.add(status["rank"])
             if status["rank"] in self._joining:  # it was lost behind its goodbye, of which we hear later
@@ -232,6 +240,9 @@ class Launcher:
                 ending.add(asyncio.ensure_future(self._go_on_behind(ended)))
             if any(task.result().task is _SCHEDULER for task in done):
                 self._schedulers.close()  # who comes now is refused at once
+                self._over.set()
+                for rank in self._departed:
+                    self._end_lost(rank)
             if not done and (timeout_s is None or outlived):
                 continue
             failed = [task.result() for task in done if self._has_failed(task.result())]
@@ -248,7 +259,9 @@ class Launcher:
             if not done:  # servers and scheduler outlive the workers
                 return None
             for ended in [task.result() for task in done if self._is_departed(task.result().task)]:
-                self._say("%s; the job goes on without it" % ended.obituary())
+                self._running.remove(ended)  # another process may be that worker later
+                if not self._over.is_set():
+                    self._say("%s; the job goes on without it" % ended.obituary())
             workers_left -= sum(task.result().task.role == "worker" for task in done)
             if workers_left == 0:
                 if not self._has_begun:
@@ -266,7 +279,10 @@ class Launcher:
         """Until the end of what takes its place, or of `ended` itself, if nothing does."""
         if ended.task is _SCHEDULER:
             return await self._restart_scheduler(ended)
-        return await (self._hear_of(ended) if self._settings.goes_on_without else self._restart(ended))
+        if not self._settings.goes_on_without:
+            return await self._restart(ended)
+        ended = await self._hear_of(ended)
+        return await self._rejoin(ended) if self._rejoins and self._is_departed(ended.task) else ended
 
     async def _restart_scheduler(self, ended: Running) -> Running:
         """Until the end of the one that takes its place."""
@@ -294,6 +310,35 @@ class Launcher:
         while self._job_failure is None and not self._is_departed(ended.task) and time.monotonic() < deadline:
             self._noted = self._noted or asyncio.get_running_loop().create_future()
             await asyncio.wait({self._noted}, timeout=deadline - time.monotonic())
+        return ended
+
+    async def _rejoin(self, ended: Running) -> Running:
+        """Until the end of a process that has joined the job in the place of one that has departed; or of the last one
+        that could not, when no more are to be started, or the job is over."""
+        task = ended.task
+        joining = task._replace(env={**task.env, "P3_JOIN": "%d" % _PATIENCE_S})
+        while self._is_departed(task) and not self._over.is_set() and self._pay_for(task.rank):
+            budget = self._budgets[task.rank]
+            pause_s = budget.pause_s(self._pause_s)
+            when = "in %g s" % pause_s if pause_s else "now"
+            self._say("%s; the job goes on without it, and another one is started %s, to join at the others' next "
+                      "members(round) (%d more restarts allowed)" % (ended.obituary(), when, budget.left))  # fmt: skip
+            self._waiting.add(asyncio.current_task())
+            try:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._over.wait(), pause_s)
+                if self._over.is_set():
+                    break
+                started = await self._start(joining)
+            except ConfigError as error:
+                self._say("%s" % error)
+                continue
+            finally:
+                self._waiting.discard(asyncio.current_task())
+            self._running.remove(ended)
+            ended = await started.ended()
+            if ended.process.returncode == 0:
+                break
         return ended
 
     def _may_outlive(self, ended: Running) -> bool:

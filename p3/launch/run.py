@@ -33,6 +33,7 @@ def run(
     read_hosts: Optional[Callable[[], Sequence[Host]]] = None,
     grace_s: float = 0,
     pause_s: float = 1.0,
+    rejoins: bool = False,
 ) -> int:
     """See Launcher. A job that fails is started again, at most `restarts` times, within `timeout_s` for all of them.
     Each start has an engine of its own. `pause_s`: the shortest wait for another try, which doubles; see restarts.py.
@@ -50,7 +51,7 @@ def run(
     while True:
         # With a secret and a port of its own.
         launcher = Launcher(
-            settings, make_engine(), num_workers, num_servers, worker_restarts, began_before, grace_s, pause_s
+            settings, make_engine(), num_workers, num_servers, worker_restarts, began_before, grace_s, pause_s, rejoins
         )
         code = asyncio.run(launcher.run(command, timeout_s, deadline))
         now = time.monotonic()

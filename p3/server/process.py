@@ -107,7 +107,7 @@ async def _serve(settings: Settings) -> None:
             vans = await member.unless_aborted(
                 accept_workers(member.door, settings.job_secret(), label, range(len(member.workers)), settings=settings)
             )
-            if not settings.replaces_workers:
+            if not settings.outlives_workers:
                 member.close_door()
             for rank, van in sorted(vans.items()):
                 worker = Node("worker", rank, member.workers[rank]["host"])
@@ -116,7 +116,7 @@ async def _serve(settings: Settings) -> None:
             core.add_watch(watch.socket.detach(), "the scheduler (%s)" % settings.root_host, tls=watch.tls)
             await member.start()
             lost_workers = None
-            if settings.replaces_workers:
+            if settings.outlives_workers:
                 lost_workers = LostWorkers(core, member.door, settings, label)
                 at_end.push_async_callback(lost_workers.close)
             core.start()
@@ -214,7 +214,8 @@ def _labelled(label: str, error: Exception) -> str:
 
 class LostWorkers:
     """The server's part in replacing a lost worker: tells what it has of it, completes its last step, and lets another
-    process in. What the scheduler does with that is in p3/cluster/losses.py. Threads: the event loop's alone."""
+    process in. What the scheduler does with that is in p3/cluster/losses.py; with those that enter in the place of one
+    that has departed, in entrances.py there. Threads: the event loop's alone."""
 
     def __init__(self, core: P3Server, door: DoorStep, settings: Settings, label: str) -> None:
         self._core = core
@@ -226,9 +227,16 @@ class LostWorkers:
         )
 
     def apply(self, message: dict) -> Optional[dict]:
-        """Applies a `lost` or `fill` message, and returns the answer; None for any other message.
+        """Applies a `lost`, `fill` or `admit` message, and returns the answer; None for any other message.
         ValueError if it makes no sense."""
         rank = message.get("rank")
+        if message["kind"] == "departed":  # which apply() then does
+            self._awaited.pop(rank, None)
+        if message["kind"] == "admit":
+            problem = self._core.admit_worker(rank)
+            if not problem:
+                self._awaited[rank] = object()
+            return {"kind": "admitted", "rank": rank, "problem": sendable(problem)}
         if message["kind"] == "lost":
             self._awaited.pop(rank, None)
             problem, pushed = self._core.lose_worker(rank)

@@ -28,7 +28,8 @@ def add_parser(commands) -> None:
     )
     top.add_argument("--once", action="store_true", help="print the table one time")
     top.add_argument("--every", type=_seconds, default=2.0, metavar="S", help="seconds between two views (default 2)")
-    top.add_argument("--pid", type=_pid, metavar="PID", help="the job of this process, or of this p3 run, on this host")
+    of_pid = "the job of this process, or of this p3 run, on this host"
+    top.add_argument("--pid", type=find.process_number, metavar="PID", help=of_pid)
     top.add_argument("--svg", metavar="PREFIX", help="draw the table one time, as PREFIX-light.svg and PREFIX-dark.svg")
     top.set_defaults(handler=_top)
 
@@ -82,9 +83,3 @@ def _seconds(text: str) -> float:
     if not 0.5 <= value <= 3600:
         raise argparse.ArgumentTypeError("%r is not a number of seconds from 0.5 to 3600" % text)
     return value
-
-
-def _pid(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError("%r is not the number of a process" % text)
-    return int(text)

@@ -1,8 +1,9 @@
-"""Which job `p3 top` shows, and where its secret comes from: as for a node from the environment, or from a process of
-the job on this host. A process's environment can be read by its own user alone, and by root."""
+"""Which job `p3 top` shows and `p3 join` joins, and where its secret comes from: as for a node from the environment, or
+from a process of the job on this host. A process's environment can be read by its own user alone, and by root."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 from typing import Callable, Dict, List, Mapping, Optional, Tuple
@@ -14,9 +15,16 @@ _OF_A_NODE = {"DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"}
 _SECRETS = {"P3_SECRET", "P3_SECRET_FILE"}
 
 
-def settings_of(settings: Settings, pid: Optional[int]) -> Settings:
+def process_number(text: str) -> int:
+    """Of an option."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError("%r is not the number of a process" % text)
+    return int(text)
+
+
+def settings_of(settings: Settings, pid: Optional[int], command: str = "p3 top") -> Settings:
     """Those of the job that `settings`, the environment's, name; or of the process, or of the only one that this user
-    has on this host. ConfigError if there is none, or not one."""
+    has on this host. ConfigError, which names the `command`, if there is none, or not one."""
     if pid is not None:
         found = {_job(one): one for one in _environments(lambda process: process == pid or _parent(process) == pid)}
         if not found:
@@ -31,11 +39,11 @@ def settings_of(settings: Settings, pid: Optional[int]) -> Settings:
         return _of(next(iter(found.values())))
     if not found:
         raise ConfigError(
-            "p3 top: no job of this user runs on this host. On another one set DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT and "
-            "P3_SECRET or P3_SECRET_FILE, as for its nodes"
+            "%s: no job of this user runs on this host. On another one set DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT and "
+            "P3_SECRET or P3_SECRET_FILE, as for its nodes" % command
         )
     listed = ", ".join("--pid %s" % one["pid"] for one in found.values())
-    raise ConfigError("p3 top: %d jobs run on this host; name a process of one: %s" % (len(found), listed))
+    raise ConfigError("%s: %d jobs run on this host; name a process of one: %s" % (command, len(found), listed))
 
 
 def _of(env: Dict[str, str]) -> Settings:

@@ -9,7 +9,7 @@ Start the script with `p3 run -n 4 -s 4 python train.py`, or alone: then it trai
 
 from __future__ import annotations
 
-from typing import Dict, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 try:
     import torch
@@ -24,6 +24,7 @@ except RuntimeError:
     text = "torch %s was built for another NumPy than the one installed. Run: pip install 'numpy<2'" % torch.__version__
     raise ImportError(text, name="numpy") from None
 
+from p3.frontend import snapshots as _snapshots
 from p3.torch import ddp as _ddp
 from p3.torch.collectives import all_gather_object, all_reduce, broadcast_object
 from p3.torch.factors import factors
@@ -53,11 +54,19 @@ def size() -> int:
     return _job.current().num_workers
 
 
-def members() -> Tuple[int, ...]:
+def members(round: Optional[int] = None, state: Any = None) -> Tuple[int, ...]:
     """The ranks of all workers that are part of the job: all, without those that have departed where lost workers do
     not end it (P3_ON_WORKER_LOSS=continue). The same on every worker: all call it at the same point, where data is
-    shared out anew, and it waits for them."""
-    return _job.current().agree_on_members()
+    shared out anew, and it waits for them.
+
+    With `round`, how many epochs or steps are behind all of them, another process may join the job here, in the place
+    of a worker that has departed (`p3 join`, `p3 run --rejoin`). Its script runs from the beginning: p3.torch.resume()
+    returns this `round`, and the `state` that the first worker gives here (a dict as of snapshot(): the learning rate
+    scheduler's state_dict, the sampler's, the scaler's ...); DistributedOptimizer gets weights, buffers and the
+    optimizer's state; and its first members(round) is this very call. So it calls nothing collective between
+    DistributedOptimizer and that, and all wait for it meanwhile. ValueError in the middle of a step.
+    """
+    return _snapshots.members(_job.current(), round, state)
 
 
 def local_rank() -> int:

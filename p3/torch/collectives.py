@@ -138,7 +138,7 @@ class _Sums:
     """Of one session and kind of reduction: its store, and the keys that have been needed so far."""
 
     def __init__(self, session: Session, reduction: str) -> None:
-        self._store = session.new_store()
+        self._store = session.new_store(of="collectives by " + reduction)
         session.set_option(self._store, "reduction", {"type": reduction})
         self._keys: Dict[Tuple[str, int], Key] = {}
 

@@ -52,7 +52,8 @@ def resume() -> Resumed:
     Returns (round, state): how many steps were taken, and what this worker gave snapshot() then; (0, None) where there
     is none. Each DistributedOptimizer then begins with the snapshot's parameters, buffers and states instead of the
     script's; make all of them, in the same order. Blocks, at most P3_WAIT_TIMEOUT_S. ValueError if the snapshot does
-    not fit this job; a damaged one is logged, and the one before it taken.
+    not fit this job; a damaged one is logged, and the one before it taken. In a process that joins a running job it is
+    what members() was given there.
 
     The snapshot's job may have had another number of workers: `workers` of what is returned. A rank that it did not
     have gets rank 0's state and buffers, and then `from_rank` is not its own (docs/reliability.md).

@@ -35,6 +35,28 @@ class Keys:
         with self._session.changed:
             return [key for key in self._declared.values() if key.store == store]
 
+    def all(self) -> List[Key]:
+        with self._session.changed:
+            return list(self._declared.values())
+
+    def require_all(self) -> None:
+        """In a process that has entered a running job: ValueError if this worker lacks a key, or the optimizer, that
+        the job has for a store which it uses."""
+        with self._session.changed:
+            declared, agreed = set(self._declared), set(self.agreed)
+        stores = {store for store, _ in declared}
+        for store, name in sorted(agreed - declared, key=repr):
+            if store in stores:
+                self._refuse_as_other("does not declare key %r of store %d" % (name, store))
+        for store in sorted(stores):
+            optimizers = [get(store, "optimizer") for get in (self._options.agreed, self._options.wanted)]
+            if optimizers[0] != optimizers[1]:
+                self._refuse_as_other("sets another optimizer for store %d: %s; the job has %s"
+                                      % (store, optimizers[1], optimizers[0]))  # fmt: skip
+
+    def _refuse_as_other(self, what: str) -> None:
+        raise ValueError("%s: this process has joined a running job, and its script %s" % (self._session.label, what))
+
     def have_norm(self, store: int) -> bool:
         """Whether one of the store's tells the norm of the others."""
         return (store, NORM) in self._declared

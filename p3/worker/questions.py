@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Tuple
 
 from p3.worker.links.link import Link
 from p3.worker.replacement.progress import Progress
@@ -13,27 +13,29 @@ class Barriers:
 
     def __init__(self, session, link: Link, progress: Progress) -> None:
         self._session, self._send, self._progress = session, link.send, progress
-        self._entered = self._done = 0 if session.past is None else session.past["barriers"]
-        self._departed: Dict[int, List[int]] = {}  # at the end of each that is awaited: ranks that were not in it
+        self._entered = self._done = session.entrance.barrier if session.past is None else session.past["barriers"]
+        # At the end of each that is awaited: ranks that were not in it, and those that have entered the job there.
+        self._ends: Dict[int, Tuple[List[int], List[int]]] = {}
         session.handle("barrier_done", self._on_done)
 
-    def enter(self, of: str) -> List[int]:
-        """See Session.barrier. Returns the ranks of those who had departed by its end."""
+    def enter(self, of: str, mark: Optional[dict] = None) -> Tuple[List[int], List[int]]:
+        """See Session.barrier. Returns the ranks of those who had departed by its end, and of those who have entered
+        the job there, where a `mark` says that they may (messages.py)."""
         if not self._progress.barrier():
-            return []
+            return [], []
         with self._session.changed:
             self._entered += 1
             number = self._entered
-        self._send({"kind": "barrier", "number": number})
+        self._send({"kind": "barrier", "number": number, "mark": mark})
         each = "each must call it, at the same point of its program"
         what = "in %s (barrier %d) for other workers: %s" % (of, number, each)
         self._session.wait_until(lambda: self._done >= number, what)
         with self._session.changed:
-            return self._departed.pop(number)
+            return self._ends.pop(number)
 
     def _on_done(self, message: dict) -> None:
         self._done = max(self._done, message["number"])
-        self._departed[message["number"]] = message["departed"]
+        self._ends[message["number"]] = message["departed"], message["entered"]
 
 
 class ServerCounters:
@@ -41,8 +43,8 @@ class ServerCounters:
 
     def __init__(self, session, link: Link) -> None:
         self._session, self._send = session, link.send
-        lost = 0 if session.past is None else session.past["lost"]
-        self._asked = lost << 32  # other numbers than those of a predecessor
+        before = session.entrance.barrier if session.past is None else session.past["lost"]
+        self._asked = before << 32  # other numbers than those of a predecessor
         self._answers: Dict[int, Optional[List[dict]]] = {}  # of each question under way: what the servers said
         session.handle("counters", self._on_counters)
 

@@ -29,8 +29,10 @@ from p3.plan import key_plan
 from p3.plan.key_plan import Axes
 from p3.plan.strategy import Strategy
 from p3.settings import Settings, in_job
+from p3.snapshots import tree
 from p3.worker import open_sessions
 from p3.worker.control import Control
+from p3.worker.entrance import Entrance
 from p3.worker.key import NORM, FactorShape, Key, Name, checked, require_array
 from p3.worker.keys import Keys
 from p3.worker.links.link import Link
@@ -63,8 +65,10 @@ class Session(Control):
         self.rejoined_at: Optional[int] = None if self.past is None else self.past["step"]
         self.trainers: List[Callable] = []  # references to those that the script has told of
         self.describe_optimizers: Callable[[], Optional[dict]] = lambda: None  # as JSON can carry it, for a successor
-        self._caught_up = self.past is None  # all of the past has been told
+        # All of the past has been told.
+        self._caught_up = self.past is None and link.entered is None
         self.handle("caught_up", self._on_caught_up)
+        self.entrance = Entrance(self, link)
         self._members = Members(self, link)
         self.orders = Orders(self, link)
         self._repartition = Repartition(self, link)
@@ -76,12 +80,14 @@ class Session(Control):
         parts = (self.low_rank, self.keys, self.orders, self._options, self._repartition, self.saved)
         self.stores = Stores(self, link, self.keys, [part.forget for part in parts])
         self.progress = Progress(self, link, self.keys)  # told of its steps by a store that goes past this class
-        self._barriers = Barriers(self, link, self.progress)
+        self.barriers = Barriers(self, link, self.progress)
         self._server_counters = ServerCounters(self, link)
         self.waits = Waits()
         self._stats = Stats(self, link)
         self._start()
         self.wait_until(lambda: self._caught_up, "to be told what has been agreed")
+        if self.entrance.is_on_trial:
+            self._take_what_is_given()
 
     @classmethod
     def open(cls, settings: Optional[Settings] = None) -> Session:
@@ -106,6 +112,13 @@ class Session(Control):
         open_sessions.add(session)
         return session
 
+    def _take_what_is_given(self) -> None:
+        try:
+            self.entrance.receive()
+        except BaseException as error:
+            self.fail(open_sessions.describe(type(error), error))
+            raise
+
     def __enter__(self) -> Session:
         return self
 
@@ -116,10 +129,11 @@ class Session(Control):
 
     # Stores and keys
 
-    def new_store(self, strategy: Optional[Strategy] = None) -> int:
+    def new_store(self, strategy: Optional[Strategy] = None, of: str = "") -> int:
         """The number of one more store in this process: 0, 1, 2 ..., the lowest that is free. Workers must create and
-        release their stores in one order. `strategy`: as set_strategy() has it."""
-        store = self.stores.new()
+        release their stores in one order. `strategy`: as set_strategy() has it. `of`: what it is for, the same on every
+        worker; so a process that has joined the job finds the stores that the others have."""
+        store = self.stores.new(of)
         self.set_strategy(store, strategy)
         return store
 
@@ -202,6 +216,8 @@ class Session(Control):
         copy of the value, and fetches the rows that it wants.
         """
         self.check()
+        if self.entrance.is_on_trial:
+            self.entrance.note_init(key)
         if value is ON_SERVERS:
             self.saved.leave_to_servers(key)
             value = None
@@ -363,6 +379,7 @@ class Session(Control):
         """Before a push is queued, and counted anywhere; for who pushes past pushpull() as well. `order`: of the key
         among those of its store, if the script says so (see Steps.push)."""
         if key.handle not in self._options.pushed_keys.get(key.store, ()):
+            self.entrance.require_no_push("a gradient or a collective of key %r" % (key.name,))
             self._options.begin_push(key, self.keys.require_to_push)
         if self.progress.is_noted:
             self.progress.push(key, order)
@@ -405,10 +422,11 @@ class Session(Control):
         names `of`, the script's call.
 
         In a process that takes a lost one's place, and before its first push, barriers that the lost one had entered
-        return at once.
+        return at once; in one that has joined a running job, those before its first agree_on_members().
         """
         self.check()
-        self._barriers.enter(of)
+        if not self.entrance.is_on_trial:
+            self.barriers.enter(of)
 
     @property
     def members(self) -> Tuple[int, ...]:
@@ -419,14 +437,27 @@ class Session(Control):
     @property
     def is_first(self) -> bool:
         """Whether this worker does what one does for all: it gives first values, and completes snapshots. Rank 0, or if
-        that has departed, the lowest rank that has not."""
-        return self._members.is_first
+        that has departed, who has been there longest: of those from the beginning the lowest rank."""
+        return self.first == self.rank
 
-    def agree_on_members(self) -> Tuple[int, ...]:
+    @property
+    def first(self) -> int:
+        """The rank of the worker of which is_first says so, as this one knows by now."""
+        return self._members.first
+
+    def agree_on_members(self, round: Optional[int] = None, state: Any = None) -> Tuple[int, ...]:
         """The members, the same on every worker: a barrier, which all call at the same point. Who departs later is one
-        of them still. Blocks as barrier() does."""
+        of them still. Blocks as barrier() does.
+
+        With a `round`, a number of steps or epochs that is behind all of them and the same on all, a process may join
+        the job here (P3_JOIN), in the place of a worker that has departed. It is a member of those that are returned,
+        has the round and the first worker's `state` (a tree, p3.snapshots.tree) from resume(), and begins with this
+        very call, which returns when it has come so far; until then it declares its keys and gives each its init(),
+        which brings the value that the servers have. All operations must be complete: it waits for them.
+        """
         self.check()
-        departed = self._barriers.enter("agree_on_members()")
+        own = tree.checked(state, "state")
+        departed = self.entrance.agree(round, lambda: own)
         return tuple(rank for rank in range(self.num_workers) if rank not in departed)
 
     # Snapshots
@@ -449,9 +480,10 @@ class Session(Control):
         """By every worker, before its first key: finds the newest valid snapshot in P3_SNAPSHOT_DIR.
 
         Its round, and this worker's state; (0, {}) where there is none, (rejoined_at, {}) in a process that has taken
-        the place of a lost one. The snapshot may be of a job with another number of workers, which the result's
-        `workers` tells. Then give each init() resumed_value(), and call restore() before the key's first round. Blocks
-        until worker 0 has chosen, at most P3_WAIT_TIMEOUT_S.
+        the place of a lost one, and in one that joins a running job what agree_on_members() was given there. The
+        snapshot may be of a job with another number of workers, which the result's `workers` tells. Then give each
+        init() resumed_value(), and call restore() before the key's first round. Blocks until worker 0 has chosen, at
+        most P3_WAIT_TIMEOUT_S.
 
         `servers_load`: each server begins with what its own part of the snapshot has, where that suits, and worker 0
         brings only the rest. Then all keys are given first_value() instead, and are declared before the first of them.
@@ -461,7 +493,7 @@ class Session(Control):
             raise ValueError("%s: resume() comes before the first key, and so before the first Trainer's step or "
                              "DistributedOptimizer" % self.label)  # fmt: skip
         resumed = self.saved.resume(servers_load)
-        if self.rejoined_at is None and resumed.round > 0:
+        if self.rejoined_at is None and not self.entrance.barrier and resumed.round > 0:
             self.snapshots.last_round = max(self.snapshots.last_round, resumed.round)
             self.progress.begin_behind(resumed.round)
         return resumed

@@ -16,6 +16,9 @@ from p3.worker.keys import Keys
 from p3.worker.links.link import Link
 
 
+OF_A_MOMENT = "what all get at this moment"  # a store that is made and released by one call
+
+
 class Stores:
     """Of one session, whose lock guards it."""
 
@@ -27,18 +30,54 @@ class Stores:
         self.keys_by_name: List[Dict[Name, Key]] = []
         self.norms: Dict[int, Any] = {}  # by store: what tells the norm of its sums to the script; noted as those are
         self._free: List[int] = []  # numbers of stores that were released; a heap
+        self._of: Dict[int, str] = {}  # what each is for, in the order of making
+        # In a process that has entered a running job: those that the others have, and this one has not made yet; and
+        # those that it has made on trial, which the others make now, too.
+        self._others: List[List] = []
+        self._fresh: Set[int] = set()
         self._asked: Set[int] = set()  # by this worker, and not gone
         self._workers: Dict[int, Set[int]] = {}  # by store: who has done with it
         session.handle("releasing", self._on_releasing)
         session.handle("released", self._on_released)
 
-    def new(self) -> int:
+    def new(self, of: str) -> int:
         """See Session.new_store."""
         with self._session.changed:
-            if self._free:
-                return heapq.heappop(self._free)
-            self.keys_by_name.append({})
-            return len(self.keys_by_name) - 1
+            others = next((one for one in self._others if one[1] == of), None)
+            if others is not None:
+                self._others.remove(others)
+                number = others[0]
+            else:
+                number = self._next(of)
+            self._of[number] = of
+            return number
+
+    def _next(self, of: str) -> int:
+        if self._session.entrance.is_on_trial:
+            if of != OF_A_MOMENT:
+                which = " of " + of if of else ""
+                raise ValueError("%s: this process has joined a running job, whose workers have no other store%s: its "
+                                 "script is another one" % (self._session.label, which))  # fmt: skip
+            self._fresh.add(self._free[0] if self._free else len(self.keys_by_name))
+        if self._free:
+            return heapq.heappop(self._free)
+        self.keys_by_name.append({})
+        return len(self.keys_by_name) - 1
+
+    def is_fresh(self, store: int) -> bool:
+        """Whether it is one that all make at this moment, of which the job has no key yet."""
+        return store in self._fresh
+
+    def state(self) -> dict:
+        """For a process that enters the job."""
+        with self._session.changed:
+            stores = [[number, of] for number, of in self._of.items()] + self._others
+            return {"made": len(self.keys_by_name), "free": list(self._free), "stores": stores}
+
+    def follow(self, state: dict) -> None:
+        """In such a process, before it makes any: what state() has said on the first worker."""
+        self.keys_by_name = [{} for _ in range(state["made"])]
+        self._free, self._others = list(state["free"]), list(state["stores"])
 
     def release(self, store: int) -> None:
         """See Session.release."""
@@ -46,6 +85,8 @@ class Stores:
         of_job = choices.of_losses(self._link.on_worker_loss)
         combinations.require("%s: store %d" % (session.label, store), choices.RELEASE, *of_job)
         if store not in self._asked:  # a second call waits on
+            if store in self._of and not self.is_fresh(store):
+                session.entrance.require_no_push("the release of store %d" % store)
             if any(self._is_captured(key) for key in self._keys.of(store)):
                 session.snapshots.finish()
             what = "for the keys of store %d to be agreed and their rows to rest, before it is released" % store
@@ -85,6 +126,9 @@ class Stores:
         for forget in self._forget:
             forget(store)
         self._asked.discard(store)
+        self._fresh.discard(store)
+        self._of.pop(store, None)
+        self._others = [one for one in self._others if one[0] != store]
         self.norms.pop(store, None)
         del self._workers[store]
         if store < len(self.keys_by_name):  # its number is one of new()

@@ -34,7 +34,7 @@ struct ServerKey {
   // Whether what its shards sum is part of the store's norm.
   bool reports_norm() const { return norm != nullptr && !plan.tells_norms(); }
 
-  // Who gives first values, and asks for snapshots: rank 0; if that has departed, the lowest rank that has not.
+  // Who gives first values, and asks for snapshots: rank 0; if that has departed, who has been there longest.
   int first() const { return *first_worker; }
   // Whose first value a worker waits for, besides first()'s: who pushes for others must know the key before they push.
   int leader_of(int worker) const { return aggregated ? machines->leader_of(worker) : first(); }

@@ -30,6 +30,13 @@ class Presence {
     return is_of_the_lost(worker, incarnation) && round > of(worker).pushed;
   }
 
+  // Another process of this rank takes part from the first value on.
+  void expect(int worker) {
+    if (is_here(worker)) return;
+    workers_[static_cast<size_t>(worker)].here = true;
+    --away_;
+  }
+
   // Of a worker that is away.
   void request(int worker, uint64_t round) { workers_[static_cast<size_t>(worker)].requested = round; }
   // Who can be answered now, and is here from now on.

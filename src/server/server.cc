@@ -1,8 +1,10 @@
 #include "p3/server.h"
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <map>
+#include <numeric>
 #include <tuple>
 #include <utility>
 
@@ -27,6 +29,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
         machines_(options.machines.value_or(Machines(std::max(num_workers, 0)))),
         sums_in_receiver_(options.threads == 0),
         workers_(static_cast<size_t>(std::max(num_workers, 0))),
+        seniority_(workers_.size()),
         queues_(static_cast<size_t>(std::max(options.threads, 1))),
         registry_(rank, num_servers, static_cast<int>(queues_.size()), machines_,
                   options.local_aggregation && machines_.count() < machines_.num_workers(), *this),
@@ -41,6 +44,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
       refuse_call(
           "the leader of a machine cannot be replaced: set local_aggregation to false with "
           "outlives_workers.");
+    std::iota(seniority_.begin(), seniority_.end(), 0);
   }
 
   ~ServerNode() override { ServerNode::stop(); }
@@ -268,11 +272,33 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
             {}));
       has_dismissed_ = true;
       workers_[index_of(worker)].has_departed = workers_[index_of(worker)].skips = true;
-      while (first_worker + 1 < num_workers() && workers_[index_of(first_worker)].has_departed) ++first_worker;
+      seniority_.erase(std::remove(seniority_.begin(), seniority_.end(), worker), seniority_.end());
+      if (!seniority_.empty()) first_worker = seniority_.front();
       registry_.each_shard([&](Shard& shard) { shard.turns.dismiss(worker); });
       registry_.each_shard([&](Shard& shard) { fill_next(shard, worker); });
       finish_if_all_have_left();
     });
+  }
+
+  std::string admit_worker(int worker) override {
+    check_can_lose(worker);
+    std::string problem;
+    transport_.run_in_receiver([&] {
+      WorkerState& state = workers_[index_of(worker)];
+      if (!state.has_departed) refuse_call("worker " + std::to_string(worker) + " has not departed.");
+      const auto ask = [](const Shard& shard) { return shard.turns.problem_of_admitting(shard.published); };
+      problem = registry_.first_answer(ask).value_or("");
+      if (!problem.empty()) return;
+      state.has_departed = state.skips = state.has_left = false;
+      seniority_.push_back(worker);
+      registry_.each_shard([&](Shard& shard) { shard.turns.admit(worker, shard.published); });
+      in_each_thread([this, worker](int thread) {
+        registry_.each_shard([&](Shard& shard) {
+          if (shard.thread == thread && !shard.turns.has_begun()) shard.expect(worker);
+        });
+      });
+    });
+    return problem;
   }
 
   void fill(int worker, const std::vector<LostWorker::Pushed>& rounds, bool skips) override {
@@ -469,9 +495,14 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     vans_[index_of(state.van)].forget_frame();
     state.is_lost = true;
     registry_.each_shard([&](Shard& shard) { shard.turns.forget_fill(worker); });
+    in_each_thread([this, worker](int thread) { lose_shards(worker, thread); });
+  }
+
+  // Receiver thread, which waits. Calls visit(thread) where the shards of each summing thread are worked on.
+  void in_each_thread(const std::function<void(int)>& visit) {
     for (size_t thread = 0; thread < queues_.size(); ++thread) {
-      const auto lose = [&] { lose_shards(worker, static_cast<int>(thread)); };
-      sums_in_receiver_ ? lose() : queues_[thread].call(lose);
+      const auto call = [&] { visit(static_cast<int>(thread)); };
+      sums_in_receiver_ ? call() : queues_[thread].call(call);
     }
   }
 
@@ -516,6 +547,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   const Machines machines_;
   const bool sums_in_receiver_;
   std::vector<WorkerState> workers_;  // by rank
+  std::vector<int> seniority_;        // receiver thread: who has not departed, in the order of coming
   std::vector<VanState> vans_;        // by van
 
   mutable Mutex lateness_mutex_;  // and WorkerState::lateness

@@ -94,6 +94,8 @@ class Shard {
   // The processes of this rank up to number `incarnation` are gone; the last one has pushed up to this round. Forgets what
   // it waits for, and its push if that is not whole.
   virtual void lose(int worker, uint32_t incarnation, uint64_t pushed);
+  // Another process of this rank takes part from the first value on, which has not come yet.
+  void expect(int worker) { presence_.expect(worker); }
   // Of this round, as its first push brought them.
   RoundSettings settings() const { return round_.numbers.settings(); }
 

@@ -63,6 +63,8 @@ void Worker::add_watch(std::unique_ptr<Stream> stream, std::string label) {
 
 void Worker::become_first() noexcept { impl_->is_first = true; }
 
+void Worker::come_later() noexcept { impl_->is_first = false; }
+
 void Worker::replace_watch(std::unique_ptr<Stream> stream) { impl_->transport_.replace_watch(std::move(stream)); }
 
 void Worker::add_local(int worker, std::unique_ptr<Stream> stream, std::string label) {

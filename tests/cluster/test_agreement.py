@@ -580,12 +580,12 @@ def test_the_order_of_rank_0_goes_to_all_and_nobody_elses_does():
 def test_a_barrier_opens_when_the_last_arrives():
     job = Job()
     for worker in WORKERS[:2]:
-        job.say(worker, "barrier", number=1)
+        job.say(worker, "barrier", number=1, mark=None)
     assert not any(job.sent.values())
-    job.say(WORKERS[2], "barrier", number=1)
+    job.say(WORKERS[2], "barrier", number=1, mark=None)
     assert [job.kinds(worker) for worker in WORKERS] == [["barrier_done"]] * 3
     with pytest.raises(ProtocolError, match="out of turn"):
-        job.say(WORKERS[0], "barrier", number=1)
+        job.say(WORKERS[0], "barrier", number=1, mark=None)
 
 
 def test_servers_are_stopped_when_the_last_worker_leaves():
@@ -598,7 +598,7 @@ def test_servers_are_stopped_when_the_last_worker_leaves():
 
 @pytest.mark.parametrize("leave_first", [True, False])
 def test_nobody_waits_in_a_barrier_for_one_who_left(leave_first):
-    job, steps = Job(), [(WORKERS[1], "bye", {}), (WORKERS[0], "barrier", {"number": 1})]
+    job, steps = Job(), [(WORKERS[1], "bye", {}), (WORKERS[0], "barrier", {"number": 1, "mark": None})]
     (first, last) = steps if leave_first else steps[::-1]
     job.say(first[0], first[1], **first[2])
     with pytest.raises(DisagreementError, match=r"worker 1 \(w1\) left the job while worker 0 .* in barrier 1"):
@@ -627,7 +627,7 @@ def test_nobody_waits_for_an_option_that_rank_0_left_without():
     "node, kind, fields",
     [
         (SERVERS[0], "bye", {}),
-        (SERVERS[0], "barrier", {"number": 1}),
+        (SERVERS[0], "barrier", {"number": 1, "mark": None}),
         (WORKERS[0], "defined", {"wire_key": 0}),
         (SERVERS[0], "defined", {"wire_key": 0}),
         (SERVERS[0], "option_set", {"store": 0, "name": "optimizer"}),

@@ -63,7 +63,7 @@ class Worker:
     def _barrier(self):
         self.barriers += 1
         self.awaits = self._has_heard("barrier_done", number=self.barriers)
-        return dict(kind="barrier", number=self.barriers)
+        return dict(kind="barrier", number=self.barriers, mark=None)
 
     def _release(self):
         store, self.store = self.store, self.store + 1

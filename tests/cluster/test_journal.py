@@ -214,7 +214,7 @@ class Player:
         for step in program:
             if step == "barrier":
                 barriers += 1
-                self.member.send({"kind": "barrier", "number": barriers})
+                self.member.send({"kind": "barrier", "number": barriers, "mark": None})
                 await self._hear("barrier_done")
             elif step == "count":
                 counts += 1

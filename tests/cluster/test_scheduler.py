@@ -104,7 +104,7 @@ def test_signs_of_life_are_echoed_between_messages_of_which_many_have_come():
     async def test(job, _):
         await job.start()
         for number in range(count):
-            job.worker.send({"kind": "barrier", "number": number + 1})
+            job.worker.send({"kind": "barrier", "number": number + 1, "mark": None})
         await channel.send(job.worker_watch, FRAME)
         await channel.read_exactly(job.worker_watch, len(FRAME))
         handled = job.scheduler._agreement.barriers_entered(job.worker.node)

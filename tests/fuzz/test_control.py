@@ -46,7 +46,7 @@ def strategy(store, name):
         (lambda n: announce("k", defaults=["%d" % n + "x" * 10000]), "more than"),
         (lambda n: {"kind": "option", "store": n, "name": "optimizer", "value": {"a": "x" * 10000}}, "more than"),
         (lambda n: strategy(n, "x" * 10000), "more than"),
-        (lambda n: {"kind": "barrier", "number": n}, "barriers"),
+        (lambda n: {"kind": "barrier", "number": n, "mark": None}, "barriers"),
         (lambda n: {"kind": "count", "number": n}, "counts"),
     ],
     ids=["keys", "defaults", "options", "strategies", "barriers", "counts"],

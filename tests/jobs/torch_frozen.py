@@ -13,6 +13,7 @@ import p3.torch
 import this_job
 from p3.torch.rounds import frozen
 from p3.torch.start import job
+from p3.worker import streams
 
 PIECE = 1 << 20
 BASE = 48 << 20  # bytes of the largest weights
@@ -55,7 +56,7 @@ def peak_of(process):
 
 def streamed(folder):
     """With one server, and snapshots: what is held where, and what every worker has then."""
-    frozen.PIECE_BYTES = PIECE
+    streams.PIECE_BYTES = PIECE
     round, _ = p3.torch.resume()
     rank, server, counters = p3.torch.rank(), this_job.server(), job.current().counters
     torch.manual_seed(rank + 10 * round)

@@ -109,21 +109,21 @@ def test_frozen_weights_are_never_a_sum_of_two_givers(tmp_path, processes):
     script = """
         import os, signal, time
         import torch, p3.torch
-        from p3.torch.rounds import frozen
+        from p3.worker import streams
 
-        begin, pieces = frozen.Frozen._begin, []
+        begin, pieces = streams._begin, []
 
-        def begin_or_die(self, *arguments):
+        def begin_or_die(session, *arguments):
             pieces.append(1)
-            if len(pieces) == 4 and self._session.rank == 1:
-                with self._session.changed:
-                    assert self._session.changed.wait_for(lambda: 0 not in self._session.members, 30)
-            operation = begin(self, *arguments)
-            if len(pieces) == 5 and self._session.rank == 0:
+            if len(pieces) == 4 and session.rank == 1:
+                with session.changed:
+                    assert session.changed.wait_for(lambda: 0 not in session.members, 30)
+            operation = begin(session, *arguments)
+            if len(pieces) == 5 and session.rank == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
             return operation
 
-        frozen.PIECE_BYTES, frozen.Frozen._begin = 1 << 18, begin_or_die
+        streams.PIECE_BYTES, streams._begin = 1 << 18, begin_or_die
         base, head = torch.nn.Linear(1000, 400).requires_grad_(False), torch.nn.Linear(400, 2)
         torch.nn.init.ones_(base.weight)
         p3.torch.DistributedOptimizer(torch.optim.SGD(head.parameters(), lr=0.1), torch.nn.Sequential(base, head))

@@ -150,7 +150,8 @@ def test_to_watch_is_for_those_who_have_proved_to_be_watchers_and_to_join_is_not
         worker = await proved(job, "worker", auth.LOOK)
         watcher = await proved(job, "watcher", auth.CONTROL)
         join = {"kind": "join", "role": "worker", "host": "127.0.0.1", "port": 0, "local": "", "machine": "m", "pid": 1,
-                "rank": 0, "version": "0", "protocol": 0, "counts": {}, "settings": {}, "back": None}  # fmt: skip
+                "rank": 0, "version": "0", "protocol": 0, "counts": {}, "settings": {}, "back": None,
+                "enters": False}  # fmt: skip
         for sock, first in ((worker, LOOK), (watcher, join)):
             await channel.send_message(sock, first)
             with pytest.raises(OSError):

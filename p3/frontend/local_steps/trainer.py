@@ -36,6 +36,7 @@ class LocalTrainer(snapshots.Trainer):
     def __init__(self, session: Session, names: Sequence[str], options: Options, settings: Settings) -> None:
         """`names`: of the weights, in the order of the forward pass. Every worker at the same point, then begin().
         ValueError if rank 0 was given other numbers than this worker, or the strategy does not fit."""
+        session.entrance.exclude("LocalSteps, whose workers have weights of their own")
         self._session, self._options, self.schedule = session, options, options.schedule
         self.steps_taken = 0  # by this worker
         self._follows_deadlines = settings.priority != "off"
@@ -86,6 +87,9 @@ class LocalTrainer(snapshots.Trainer):
         else:
             self._go_on(resumed)
         return resumed
+
+    def rest(self) -> None:
+        """Nobody joins such a job, so values may go on coming."""
 
     def beginning(self) -> ContextManager[None]:
         """Around a part of the constructor, on every worker: if it fails on any, it does on all, and the servers keep

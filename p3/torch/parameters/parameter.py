@@ -18,7 +18,7 @@ from p3.frontend.rounds import KeyRounds, Round
 from p3.torch import rules
 from p3.torch.parameters import advice, pending, trained
 from p3.torch.parameters.arrays import (
-    DTYPES, bits, flat, in_memory_order, integers, like, memory_of, other_holders, shape_in_memory,
+    DTYPES, bits, flat, in_memory_order, integers, like, memory_of, on_host, other_holders, shape_in_memory,
 )  # fmt: skip
 
 # Each push wakes the sender, which may take the training thread's core. Most parameters are as small as a bias.
@@ -314,6 +314,12 @@ class Parameter(KeyRounds):
         with torch.no_grad():
             self.tensor.copy_(value)
         self.note_written()
+
+    def take(self, value: Any) -> None:
+        """The same of an array that on_host() has made of another worker's."""
+        tensor = torch.empty_like(self.tensor, device="cpu", requires_grad=False)
+        on_host(tensor)[...] = value
+        self.show(tensor)
 
     def note_written(self) -> None:
         """The tensor was written by us."""

@@ -17,17 +17,17 @@ class Check:
     def __init__(self, session: Session, parameters: Dict[torch.Tensor, Parameter], every: int,
                  strategy: Optional[Strategy] = None) -> None:  # fmt: skip
         """`every` so many steps; 0: never. All workers have the same."""
-        self._parameters, self._every, self._steps = parameters, every, 0
-        self.stores = [session.new_store(strategy)] if every else []
+        self._parameters, self.every, self.steps = parameters, every, 0
+        self.stores = [session.new_store(strategy, "digests")] if every else []
         if every:
             self._digests = Digests(session, self.stores[0], [one.name for one in parameters.values()])
 
     def after_step(self, land: Callable[[], None]) -> None:
         """RuntimeError if a parameter is not the same on all workers. `land` waits for all new values."""
-        self._steps += 1
-        if not self._every or self._steps % self._every:
+        self.steps += 1
+        if not self.every or self.steps % self.every:
             return
         land()
         advice = ". Does the script write to parameters, or do the workers run different models?"
-        self._digests.require_same(map(on_host, self._parameters), "after step %d the workers' weights" % self._steps,
+        self._digests.require_same(map(on_host, self._parameters), "after step %d the workers' weights" % self.steps,
                                    advice)  # fmt: skip

@@ -31,7 +31,7 @@ class Control:
         self._session = session
         self._models = models
         self._sizes = {name: _bytes(tensor) for name, tensor in named_buffers(models)}
-        self.store = store = session.new_store(strategy)
+        self.store = store = session.new_store(strategy, "control")
         self._values = session.declare("values", (sum(self._sizes.values()),), "uint8", store)
         self.steps = steps.Steps(session, store, tells=7)
         self.alike = Alike(session)
@@ -40,14 +40,16 @@ class Control:
         # Not looked at yet; with what this worker has told of its beginning, and of its data.
         self._counted: Deque[Tuple[steps.Count, float, float]] = collections.deque()
         self._number = session.declare("number", (2,), "float64", store)  # and how many workers give one
-        self._frozen = Frozen(session, models, store, strategy)
+        self.frozen = Frozen(session, models, store, strategy)
         waiting.from_rank_0(session, self._number, np.zeros(2))
 
     def broadcast(self) -> None:
-        """Buffers and frozen parameters of rank 0, on every worker at the same point. Waits for them."""
+        """Buffers and frozen parameters of rank 0, on every worker at the same point. Waits for them. A process that
+        joins a running job gets the frozen ones later, when it has made all optimizers: see Rounds.settle()."""
         if self._sizes:
             self.take(torch.from_numpy(waiting.from_rank_0(self._session, self._values, self.values().numpy())))
-        self._frozen.broadcast()
+        if not self._session.entrance.is_on_trial:
+            self.frozen.broadcast()
 
     def values(self) -> torch.Tensor:
         """This worker's bytes of its buffers."""

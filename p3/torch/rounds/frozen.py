@@ -1,13 +1,13 @@
 """Weights that no optimizer has, as the base of an adapter: rank 0's on every worker, when training begins.
 
-They may be most of the model, and nobody needs them again. So they travel as one stream of bytes, tensor after tensor,
-in pieces through two keys of a store that exists only meanwhile: while one piece lands, the next one is on its way.
-Neither servers nor workers ever hold more of them than those pieces, and snapshots have none.
+They may be most of the model, and nobody needs them again. So they travel as one stream of bytes
+(p3/worker/streams.py), tensor after tensor. Neither servers nor workers ever hold more of them than two pieces, and
+snapshots have none.
 """
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -15,12 +15,9 @@ import torch
 from p3.plan.strategy import Strategy
 from p3.torch.parameters import trained
 from p3.torch.rounds.forward import named_parameters
-from p3.worker.key import Key
+from p3.worker import streams
 from p3.worker.session import Session
-
-# Of one piece, two of which are under way: enough for what a link of 1 Gbit/s holds in a quarter of a second, and
-# nothing beside a model whose frozen weights matter.
-PIECE_BYTES = 16 << 20
+from p3.worker.stores import OF_A_MOMENT
 
 Place = Tuple[torch.Tensor, int, int]  # of a tensor's bytes: from, to
 
@@ -38,49 +35,17 @@ class Frozen:
         return [tensor for _, tensor in named if tensor not in trained.names and tensor.numel() > 0]
 
     def broadcast(self) -> None:
-        """Rank 0's, on every worker at the same point. Waits for them."""
+        """The first worker's, on every worker at the same point. Waits for them."""
         session, tensors = self._session, self._tensors()
-        total = _bytes(tensors)
+        total, giver = _bytes(tensors), session.first
         if total == 0 or session.num_workers == 1:
             return
-        count = -(-total // PIECE_BYTES)
-        piece = -(-total // count)  # of equal size: a key is sent whole
-        store = session.new_store(self._strategy)
-        keys = [session.declare("piece %d" % number, (piece,), "uint8", store) for number in range(min(2, count))]
-        arrays = [np.zeros(piece, np.uint8) for _ in keys]
-        under_way: List[Tuple] = []
-        stream = _Stream(tensors)
-        giver = session.members[0]  # to the end: of two, the bytes would be added up
-        for number in range(count):
-            if len(under_way) == len(keys):
-                self._land(stream, giver, *under_way.pop(0))
-            key, array = keys[number % 2], arrays[number % 2]
-            places = stream.next(piece)
-            if session.rank == giver:
-                stream.read(places, array)
-            under_way.append((self._begin(key, array, giver, number < len(keys)), places, array))
-        for one in under_way:
-            self._land(stream, giver, *one)
-        session.release(store)
-
-    def _begin(self, key: Key, array: np.ndarray, giver: int, is_first: bool) -> Any:
-        """The key's first value, and then rounds, which no worker can miss: an init of a worker that is late may be
-        answered with the value of a later one."""
-        session = self._session
-        if is_first:
-            return session.init(key, array if session.rank == giver else None, array)
-        if session.rank == giver:
-            return session.pushpull(key, array, array)
-        return session.skip(key, array, goes_on=True)
-
-    def _land(self, stream, giver: int, operation, places: List[Place], array: np.ndarray) -> None:
-        self._session.wait([operation])
-        if not operation.updated:
+        store = session.new_store(self._strategy, OF_A_MOMENT)
+        if not streams.give(session, store, total, giver, _Stream(tensors)):
             what = "worker %d was lost while it gave all workers the weights that no optimizer trains"
-            self._session.fail(what % giver)
-            self._session.check()
-        if self._session.rank != giver:
-            stream.write(places, array)
+            session.fail(what % giver)
+            session.check()
+        session.release(store)
 
 
 class _Stream:

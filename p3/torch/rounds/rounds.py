@@ -69,7 +69,7 @@ class Rounds(job.Held, snapshots.Trainer):
         self._staleness = staleness
         names = {tensor: name for name, tensor in named_parameters(models)}
         snapshots.release_former(parameters_of(optimizer), "another DistributedOptimizer")
-        self._stores = [session.new_store(strategy) for _ in optimizer.param_groups]
+        self._stores = [session.new_store(strategy, "parameters") for _ in optimizer.param_groups]
         self._parameters: Dict[torch.Tensor, Parameter] = {}
         self._comparisons = Comparisons()
         self._watched_gradients = Watched(self.show_gradients)
@@ -217,9 +217,12 @@ class Rounds(job.Held, snapshots.Trainer):
 
     def _start(self, resumed: Optional[Dict[str, Any]]) -> None:
         """First values for all; `resumed`: what own_state() gave for the snapshot that the job has resumed from."""
+        has_entered = self._session.entrance.is_on_trial
         if resumed is not None:
             torch.optim.Optimizer.load_state_dict(self._optimizer, resumed["optimizer"])
             self._relink_groups()
+        if has_entered:
+            self._require_same(resumed)
         for parameter in self._parameters.values():
             value = self._session.first_value(parameter.key)
             if resumed is not None:
@@ -228,11 +231,48 @@ class Rounds(job.Held, snapshots.Trainer):
                 value = resumed["weights"].get(parameter.name, value)
             parameter.init(value)
         self._land()
+        if has_entered and self._updates_here:  # the servers have the sums of the last step
+            for parameter in self._parameters.values():
+                parameter.take(resumed["weights"][parameter.name])
         self._control.broadcast()
         if resumed is None:
             self._tell_beginning()
         else:
             self._control.take(resumed["buffers"])
+
+    # What a process gets that joins the running job (p3/frontend/snapshots.py)
+
+    def rest(self) -> None:
+        self._land()
+        self._finish()
+
+    def own_state_now(self) -> Dict[str, Any]:
+        return {**self.own_state(), "like": self._like(), "checked": self._check.steps}
+
+    def _like(self) -> Dict[str, Any]:
+        """What must be the same on one that joins, beside what the scheduler compares."""
+        return {"class": self._kind.__name__, "the workers update": self._updates_here,
+                "settings and states": beginning.digest(self._kind, self._optimizer),
+                "P3_CHECK": self._check.every}  # fmt: skip
+
+    def _require_same(self, first: Dict[str, Any]) -> None:
+        names, own = {one.name for one in self._parameters.values()}, self._like()
+        if names != first["updates"].keys():
+            only = sorted(names ^ first["updates"].keys())
+            raise ValueError("%s: this process has joined a running job, which trains other parameters: only here or "
+                             "only there are %s" % (self._session.label, ", ".join(only[:5])))  # fmt: skip
+        differing = [what for what, here in own.items() if here != first["like"][what]]
+        if differing:
+            raise ValueError("%s: this process has joined a running job, whose training differs, in %s: make it "
+                             "the same" % (self._session.label, ", ".join(differing)))  # fmt: skip
+        self._check.steps = first["checked"]
+
+    def give_more(self) -> None:
+        self._control.frozen.broadcast()
+
+    def settle(self) -> None:
+        self._begin()
+        self._control.frozen.broadcast()
 
     def order_stats(self) -> Dict[str, float]:
         return {} if self._order is None else self._order.stats()

@@ -48,6 +48,9 @@ class ClusterLink(Link):
     def label_of(self, worker: int) -> str:
         return str(Node("worker", worker, self._member.workers[worker]["host"]))
 
+    def note_host(self, worker: int, host: str) -> None:
+        self._member.workers[worker] = dict(self._member.workers[worker], host=host)
+
     def start(self, on_message: Callable[[dict], None], on_failure: Callable[[], None]) -> None:
         self._on_message = on_message
         self._on_failure = on_failure
@@ -114,7 +117,7 @@ class ClusterLink(Link):
     async def _open_vans(self) -> None:
         settings, member = self.settings, self._member
         self.node = member.node
-        self.rejoined = member.rejoined
+        self.rejoined, self.entered = member.rejoined, member.entered
         self.num_workers = len(member.workers)
         self.num_servers = len(member.servers)
         self.placement = member.placement
@@ -132,6 +135,8 @@ class ClusterLink(Link):
             checksums=settings.checksum,
             outlives_scheduler=member.outlived,
         )
+        if self.entered is not None:
+            self.core.come_later()
         secret = settings.job_secret()
         local = sum(server["machine"] == machine_id() for server in member.servers)
         peers = self.num_servers + self.local_size - 1

@@ -35,7 +35,7 @@ class EmbeddedLink(Link):
     local_size = 1
     placement = Placement.one_of_each(1)
     on_worker_loss = "fail"
-    rejoined = None
+    rejoined = entered = None
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -69,6 +69,9 @@ class EmbeddedLink(Link):
 
     def label_of(self, worker: int) -> str:
         return str(self.node)
+
+    def note_host(self, worker: int, host: str) -> None:
+        pass  # there is no other
 
     def start(self, on_message: Callable[[dict], None], on_failure: Callable[[], None]) -> None:
         self._on_message, self._on_failure = on_message, on_failure

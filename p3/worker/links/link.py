@@ -28,6 +28,7 @@ class Link(ABC):
     placement: Placement
     on_worker_loss: str  # P3_ON_WORKER_LOSS
     rejoined: Optional[dict]  # of a process that has taken a lost one's place: see messages.py
+    entered: Optional[dict]  # of a process that has entered a running job
     recording: Optional[Recording]  # for the trace
 
     @property
@@ -43,6 +44,10 @@ class Link(ABC):
     @abstractmethod
     def label_of(self, worker: int) -> str:
         """The worker of that rank, as messages name it."""
+
+    @abstractmethod
+    def note_host(self, worker: int, host: str) -> None:
+        """Where another process is now that worker."""
 
     @abstractmethod
     def start(self, on_message: Callable[[dict], None], on_failure: Callable[[], None]) -> None:

@@ -71,6 +71,7 @@ class Progress:
     def join(self) -> bool:
         """This worker has taken its last step until all have. False: so has everyone, and its predecessor counted."""
         session, rank = self._session, self._session.rank
+        session.entrance.require_no_push("join()")
         if self._join_behind:
             self._join_behind = False
             return False
@@ -107,6 +108,10 @@ class Progress:
         return all(count <= self._joins or self._snapshot_by[rank] >= round for rank, count in self._joined.items())
 
     # The scheduler's messages, with the session's lock held
+
+    def note_entered(self, rank: int) -> None:
+        """Another process is that worker, which has called join() as often as all, as far as it matters."""
+        self._joined[rank] = self._joins
 
     def on_agreed(self, identity: Identity, catch_up: Optional[int]) -> None:
         if self._steps is not None:

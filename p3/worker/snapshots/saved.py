@@ -60,6 +60,10 @@ class Saved:
         """Finds the newest valid snapshot; on every worker, before its first key. Blocks while nodes read."""
         if self._session.rejoined_at is not None:
             return Resumed(self._session.rejoined_at, {})
+        entrance = self._session.entrance
+        if entrance.barrier:
+            entrance.note_resumed()
+            return Resumed(entrance.round, entrance.given)
         if self._directory is None:
             return Resumed(0, {})
         if self.round is None:
@@ -73,14 +77,14 @@ class Saved:
         return Resumed(self.round, self.own["state"], before, from_rank, lambda rank: self._part(rank)["state"])
 
     def _choose(self, servers_load: bool) -> None:
-        session, first = self._session, self._session.members[0]
+        session, first = self._session, self._session.first
         if session.rank == first:
             self.source = self._newest()
             if servers_load and self.source is not None:
                 self._send({"kind": "load_snapshot", "round": self.source.round})
             self._send({"kind": "resume", "round": 0 if self.source is None else self.source.round})
         what = "for worker %d to choose a snapshot: every worker must resume" % first
-        session.wait_until(lambda: self.round is not None or session.members[0] != first, what)
+        session.wait_until(lambda: self.round is not None or session.first != first, what)
         if self.round is None:
             self._choose(servers_load)  # the first worker had not, and has departed
 
@@ -168,7 +172,8 @@ class Saved:
     @property
     def is_chosen(self) -> bool:
         """Whether resume() has been called."""
-        return self.round is not None or self._directory is None or self._session.rejoined_at is not None
+        is_successor = self._session.rejoined_at is not None or self._session.entrance.barrier > 0
+        return self.round is not None or self._directory is None or is_successor
 
     def forget(self, store: int) -> None:
         """It was released: what has its number next is none of the snapshot's."""

@@ -71,7 +71,8 @@ class Snapshots:
 
     def wait_for_last(self, round: int) -> None:
         """Before the copies are queued: until the snapshot before is written. The servers keep one set of copies."""
-        if self._writer is None and self._session.is_first and self._saved.source is None:
+        is_from_start = self._session.entrance.barrier == 0
+        if self._writer is None and self._session.is_first and self._saved.source is None and is_from_start:
             later = files.rounds(self.directory)
             if later and later[0] >= round:
                 raise ValueError(

@@ -138,6 +138,21 @@ std::optional<uint64_t> Turns::to_fill(int worker, uint64_t published) const {
   return next;
 }
 
+std::optional<std::string> Turns::problem_of_admitting(uint64_t published) const {
+  for (int other = 0; other < key_.machines->num_workers(); ++other) {
+    const bool has_pushed_more = next_round_[index_of(other)] > published + 1;
+    if (pushes_in_ > 0 || has_pushed_more) return "a round of key '" + key_.name + "' is under way";
+  }
+  return {};
+}
+
+void Turns::admit(int worker, uint64_t published) {
+  forget_fill(worker);
+  next_round_[index_of(worker)] = has_begun() ? published + 1 : 0;
+  inits_[index_of(worker)] = 0;
+  catches_up_[index_of(worker)] = false;
+}
+
 void Turns::replace(int worker) {
   if (next_round_[index_of(worker)] == 0) return;  // no first value has come, and nothing after it
   catches_up_[index_of(worker)] = true;

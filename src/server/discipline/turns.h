@@ -66,6 +66,11 @@ class Turns {
   // The round that is to be completed for this worker now, if one is.
   std::optional<uint64_t> to_fill(int worker, uint64_t published) const;
   bool fills() const { return !fill_to_.empty(); }
+  // Why no process can take the place of a dismissed worker now, if so: not all is complete that others have begun.
+  std::optional<std::string> problem_of_admitting(uint64_t published) const;
+  // It is one again, behind the round that was published last; or, before the first value, from the beginning on.
+  void admit(int worker, uint64_t published);
+  bool has_begun() const { return next_round_[index_of(key_.first())] > 0; }
   // Another process has this rank: its first frame asks for the value of the last round of its predecessor.
   void replace(int worker);
   bool catches_up(int worker) const { return catches_up_[index_of(worker)]; }

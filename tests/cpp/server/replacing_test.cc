@@ -513,5 +513,98 @@ TEST(OutlivingServer, LetsTheNextFirstWorkerAskForASnapshotBeforeItHearsOfTheLos
   EXPECT_FALSE(job.server.error());
 }
 
+// --- and another process that enters in its place -------------------------------------------------------------------
+
+TEST_P(OutlivingServer, TakesAnotherProcessInBehindTheLastRound) {
+  Job job(3, outliving(GetParam()));
+  job.axes.reduction = Reduction::kMean;
+  job.define(1, 1);
+  job.initialise(1, {0});
+  job.server.dismiss_worker(2);
+  job.define(2, 1);  // which the departed one never knew
+  job.define(3, 1);  // and this one has no value yet
+  job.init(1, 2, 0);
+  job.init(0, 2, 0, {7});
+  for (int worker : {0, 1}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{7}));
+  for (uint64_t round : {1u, 2u}) {
+    for (int worker : {0, 1}) job.push(worker, 1, round, {4});
+    for (int worker : {0, 1}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{4}));
+  }
+  EXPECT_EQ(job.server.admit_worker(2), "");
+  replace(job, 2);
+  job.init(2, 1, 0);
+  Header header;
+  EXPECT_EQ(job.receive_value(2, &header), (std::vector<float>{4}));
+  EXPECT_EQ(header.round, 2u);
+  for (int worker : {0, 1}) job.push(worker, 1, 3, {3});
+  for (int worker : {0, 1}) job.push(worker, 2, 1, {3});  // before it has asked for this key's value
+  job.init(2, 2, 0);
+  EXPECT_EQ(job.receive_value(2), (std::vector<float>{7}));
+  job.push(2, 1, 3, {9});
+  job.push(2, 2, 1, {9});
+  for (int worker : {0, 1, 2})
+    for (int i = 0; i < 2; ++i) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{5}));  // the mean over three
+  for (int worker : {1, 2}) job.init(worker, 3, 0);
+  job.init(0, 3, 0, {1});
+  for (int worker : {0, 1, 2}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{1}));
+  for (int worker : {0, 1, 2}) job.push(worker, 3, 1, {6});
+  for (int worker : {0, 1, 2}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{6}));
+  EXPECT_FALSE(job.server.error());
+}
+
+TEST_P(OutlivingServer, RefusesOneWhileARoundIsUnderWay) {
+  Job job(3, outliving(GetParam()));
+  job.define(1, 1);
+  job.initialise(1, {0});
+  EXPECT_THROW(job.server.admit_worker(2), Error);  // it has not departed
+  job.server.dismiss_worker(2);
+  job.push(0, 1, 1, {1});
+  ASSERT_TRUE(job.has_received(4));
+  EXPECT_EQ(job.server.admit_worker(2), "a round of key 'key1' is under way");
+  job.push(1, 1, 1, {1});
+  for (int worker : {0, 1}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{2}));
+  EXPECT_FALSE(job.server.error());
+}
+
+TEST_P(OutlivingServer, GoesOnAsBeforeWithoutOneThatWasAdmittedAndIsGone) {
+  Job job(2, outliving(GetParam()));
+  job.axes.reduction = Reduction::kMean;
+  job.define(1, 1);
+  job.initialise(1, {0});
+  job.server.dismiss_worker(1);
+  for (uint64_t round : {1u, 2u, 3u}) {
+    EXPECT_EQ(job.server.admit_worker(1), "");
+    if (round > 1) replace(job, 1);
+    if (round > 2) {
+      job.init(1, 1, 0);
+      EXPECT_EQ(job.receive_value(1), (std::vector<float>{5}));
+    }
+    job.server.dismiss_worker(1);
+    job.push(0, 1, round, {5});
+    EXPECT_EQ(job.receive_value(0), (std::vector<float>{5}));
+  }
+  EXPECT_FALSE(job.server.error());
+}
+
+TEST(OutlivingServer, HasForItsFirstWorkerWhoHasBeenThereLongest) {
+  Job job(2, outliving());
+  job.define(1, 1);
+  job.initialise(1, {5});
+  job.server.dismiss_worker(0);
+  EXPECT_EQ(job.server.admit_worker(0), "");
+  replace(job, 0);
+  job.init(0, 1, 0);
+  EXPECT_EQ(job.receive_value(0), (std::vector<float>{5}));
+  job.define(2, 1);
+  job.init(0, 2, 0);
+  job.init(1, 2, 0, {3});
+  for (int worker : {0, 1}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{3}));
+  job.server.dismiss_worker(1);
+  job.define(3, 1);
+  job.init(0, 3, 0, {4});
+  EXPECT_EQ(job.receive_value(0), (std::vector<float>{4}));
+  EXPECT_FALSE(job.server.error());
+}
+
 }  // namespace
 }  // namespace p3

@@ -1,0 +1,81 @@
+"""Bytes that one worker has and all get: as a stream, in pieces through two keys of a store that exists only meanwhile.
+
+While one piece lands, the next one is on its way; neither servers nor workers ever hold more than those two.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, Protocol, Tuple
+
+import numpy as np
+
+# Of one piece: enough for what a link of 1 Gbit/s holds in a quarter of a second, and nothing beside what is sent so.
+PIECE_BYTES = 16 << 20
+
+
+class Stream(Protocol):
+    """Where the bytes are, on each worker."""
+
+    def next(self, count: int) -> Any:
+        """The places of the next `count` bytes; fewer at the end."""
+
+    def read(self, places: Any, array: np.ndarray) -> None:
+        """These bytes, to the array."""
+
+    def write(self, places: Any, array: np.ndarray) -> None:
+        """The array's, to these places."""
+
+
+class Bytes:
+    """A Stream over one array of uint8."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array, self._at = array, 0
+
+    def next(self, count: int) -> slice:
+        places = slice(self._at, min(self._at + count, len(self._array)))
+        self._at = places.stop
+        return places
+
+    def read(self, places: slice, array: np.ndarray) -> None:
+        array[: places.stop - places.start] = self._array[places]
+
+    def write(self, places: slice, array: np.ndarray) -> None:
+        self._array[places] = array[: places.stop - places.start]
+
+
+def give(session, store: int, total: int, giver: int, stream: Stream) -> bool:
+    """On every worker at the same point: `total` bytes, which is more than 0, of worker `giver`. `store`: one that has
+    no keys. Waits for them. False, on all workers, if the giver was lost meanwhile."""
+    count = -(-total // PIECE_BYTES)
+    piece = -(-total // count)  # of equal size: a key is sent whole
+    keys = [session.declare("piece %d" % number, (piece,), "uint8", store) for number in range(min(2, count))]
+    arrays = [np.zeros(piece, np.uint8) for _ in keys]
+    is_whole, is_giver = True, session.rank == giver  # to the end: of two, the bytes would be added up
+    under_way: List[Tuple] = []
+
+    def land(operation: Any, places: Any, array: np.ndarray) -> bool:
+        session.wait([operation])
+        if operation.updated and not is_giver:
+            stream.write(places, array)
+        return operation.updated
+
+    for number in range(count):
+        if len(under_way) == len(keys):
+            is_whole &= land(*under_way.pop(0))
+        key, array = keys[number % 2], arrays[number % 2]
+        places = stream.next(piece)
+        if is_giver:
+            stream.read(places, array)
+        under_way.append((_begin(session, key, array, is_giver, number < len(keys)), places, array))
+    for one in under_way:
+        is_whole &= land(*one)
+    return is_whole
+
+
+def _begin(session, key: Any, array: np.ndarray, gives: bool, is_first: bool) -> Any:
+    """The key's first value, and then rounds, which no worker can miss: an init of a worker that is late may be
+    answered with the value of a later one."""
+    if is_first:
+        return session.init(key, array if gives else None, array)
+    return session.pushpull(key, array, array) if gives else session.skip(key, array, goes_on=True)

@@ -1,0 +1,351 @@
+"""Processes that enter in the place of workers that have departed, explored: workers run one program, in any order of
+their messages; some are lost anywhere, others come, at any moment and mostly not at a good one, and die on the way; and
+at any moment the scheduler is another one, which knows its predecessor's journal alone. Whoever is left comes to the
+end of the program, all agree on who is there, and both schedulers have told the same."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from p3.cluster import messages
+from p3.cluster.agreement import Agreement
+from p3.cluster.entrants import Entrants
+from p3.cluster.node import Node
+from p3.errors import DisagreementError, ProtocolError
+
+SERVERS = [Node("server", rank, "s%d" % rank) for rank in range(2)]
+CALLS = ("mark", "mark", "announce", "barrier")
+EVENTS = ("lose", "come", "die", "take over")
+
+
+def announcement(name, shape=3):
+    return dict(kind="announce", store=0, name=name, shape=[shape], dtype="float32", defaults=[], sparse=False,
+                staleness=0, gathered=False, norm=False, options={})  # fmt: skip
+
+
+class Scheduler:
+    """What p3/cluster/scheduler.py and entrances.py make of messages, without connections."""
+
+    def __init__(self, workers, journal=()):
+        self.workers = workers
+        self.agreement = Agreement(workers, SERVERS)
+        self.entrants = Entrants(self.agreement, workers, SERVERS)
+        self.told = {node: [] for node in [*workers, *SERVERS]}
+        self.journal = []
+        self.candidates = {}  # on the way, by node
+        self.replays = True
+        for node, message in journal:
+            self.decide(node, message) if "kind" not in message else self.hear(node, message)
+        self.replays = False
+        for node in self.entrants.on_the_way:
+            if self.entrants.is_answered(node):
+                self.depart(node)
+        self.consider()
+
+    def tell(self, sent):
+        for node, message in sent:
+            self.told[node].append(messages.check(message))
+
+    def hear(self, node, message):
+        self.journal.append((node, message))
+        if message["kind"] == "admitted":
+            outcome = self.entrants.on_admitted(node, message)
+            candidate = None if outcome is None else self.candidates.get(outcome.node)
+            if outcome is None or (candidate is None and self.replays):
+                return
+            if candidate is None or candidate.is_dead or outcome.problem:
+                self.depart(outcome.node)
+            else:
+                candidate.node = outcome.node
+            return
+        self.tell(self.agreement.receive(node, message))
+        if message["kind"] == "barrier":
+            self.entrants.end_trial(node)
+        self.consider()
+
+    def consider(self):
+        if self.replays:
+            return
+        for candidate, node in self.entrants.choose():
+            self.entrants.waiting.remove(candidate)
+            self.candidates[node] = candidate
+            self.decide(node, {"decision": "admit"})
+        if self.entrants.lets_mark_end:
+            self.decide(self.workers[0], {"decision": "pass"})
+
+    def decide(self, node, message):
+        self.journal.append((node, message))
+        decision = message["decision"]
+        if decision == "admit":
+            self.tell(self.entrants.admit(node))
+        elif decision == "pass":
+            self.tell(self.agreement.end_mark())
+        elif decision == "entered":
+            self.candidates.pop(node, None)
+            self.told[node] = []
+            self.tell([(node, past) for past in self.entrants.enter(node)])
+            members = self.agreement.workers
+            self.tell([(node, {"kind": "members", "ranks": [worker.rank for worker in members]})])
+            entered = {"kind": "entered", "rank": node.rank, "host": "h"}
+            self.tell([(other, entered) for other in members if other != node])
+        else:
+            self.candidates.pop(node, None)
+            was_member = not self.entrants.drop(node)
+            departed = {"kind": "departed", "rank": node.rank}
+            decided = self.agreement.depart(node) if was_member else []
+            self.tell([(server, departed) for server in SERVERS])
+            if was_member:
+                self.tell([(other, departed) for other in self.agreement.workers])
+            self.tell(decided)
+            self.consider()
+
+    def depart(self, node):
+        self.decide(node, {"decision": "departed"})
+
+
+class Worker:
+    """One that runs a program, a message at a time: at call `at`, with so many barriers behind it."""
+
+    def __init__(self, node, program, at=0, barriers=0):
+        self.node, self.program, self.at, self.barriers = node, program, at, barriers
+        self.awaits = None  # the kind, and the fields, of what it waits for
+        self.todo = []  # calls before the program goes on
+        self.members = []  # at each mark that it has passed: (number, ranks that had departed, those that entered)
+        self.has_said_bye = False
+
+    def is_ready(self, told):
+        if self.has_said_bye:
+            return False
+        return self.awaits is None or any(fits(message, *self.awaits) for message in told)
+
+    def next(self, told):
+        if self.awaits is not None and self.awaits[0] == "barrier_done":
+            done = next(message for message in told if fits(message, *self.awaits))
+            self.members.append((done["number"], tuple(done["departed"]), tuple(done["entered"])))
+            if done["entered"]:  # all wait for it at one more
+                self.todo.insert(0, ("mark", self.at - 1))
+        self.awaits = None
+        if self.todo:
+            call, at = self.todo.pop(0)
+        elif self.at == len(self.program):
+            self.has_said_bye = True
+            return {"kind": "bye"}
+        else:
+            call, at = self.program[self.at], self.at
+            self.at += 1
+        if call == "announce":
+            self.awaits = "agreed", {"name": "key %d" % at}
+            return announcement("key %d" % at)
+        self.barriers += 1
+        self.awaits = "barrier_done", {"number": self.barriers}
+        mark = {"round": at, "problem": ""} if call == "mark" else None
+        return {"kind": "barrier", "number": self.barriers, "mark": mark}
+
+
+class Candidate:
+    def __init__(self, rank):
+        self.rank, self.node, self.is_dead = rank, None, False
+
+
+def fits(message, kind, fields):
+    return message["kind"] == kind and all(message[field] == value for field, value in fields.items())
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.data())
+def test_whoever_is_left_comes_to_the_end_with_those_that_have_entered(data):
+    count = data.draw(st.integers(2, 4), "workers")
+    program = data.draw(st.lists(st.sampled_from(CALLS), min_size=1, max_size=7), "program")
+    nodes = [Node("worker", rank, "w%d" % rank) for rank in range(count)]
+    scheduler = Scheduler(nodes)
+    alive = {node: Worker(node, program) for node in nodes}
+    answered = dict.fromkeys(SERVERS, 0)
+    coming, entered, events = [], 0, 0
+    while True:
+        ready = [one for one in alive.values() if one.is_ready(scheduler.told[one.node])]
+        answering = [server for server in SERVERS if answered[server] < len(scheduler.told[server])]
+        arriving = [one for one in coming if one.node is not None and not one.is_dead]
+        turns = [*ready, *answering, *arriving]
+        if not turns:
+            break
+        if events < 2:  # so that somebody waits for a place when the first mark comes
+            turns = EVENTS[events : events + 1]
+        elif events < 9 and data.draw(st.integers(0, 5), "event?") == 0:
+            turns = EVENTS
+        turn = data.draw(st.sampled_from(turns), "turn")
+        try:
+            if turn == "lose":
+                events += 1
+                victims = [one for one in alive.values() if not one.has_said_bye]
+                if len(alive) > 1 and victims:
+                    victim = data.draw(st.sampled_from(victims), "lost")
+                    del alive[victim.node]
+                    scheduler.depart(victim.node)
+            elif turn == "come":
+                events += 1
+                coming.append(Candidate(data.draw(st.sampled_from([None, None, *range(count)]), "rank")))
+                scheduler.entrants.waiting.append(coming[-1])
+                scheduler.consider()
+            elif turn == "die":
+                events += 1
+                if coming:
+                    gone = coming.pop(data.draw(st.integers(0, len(coming) - 1), "who"))
+                    gone.is_dead = True
+                    if gone in scheduler.entrants.waiting:
+                        scheduler.entrants.waiting.remove(gone)
+                    if gone.node is not None:
+                        scheduler.depart(gone.node)
+            elif turn == "take over":
+                events += 1
+                before = scheduler
+                coming = []
+                scheduler = Scheduler(nodes, before.journal)
+                for node, told in before.told.items():
+                    assert scheduler.told[node][: len(told)] == told, node
+            elif isinstance(turn, Candidate):
+                coming.remove(turn)
+                mark = scheduler.agreement.mark
+                if mark is None:  # all who waited there are gone
+                    scheduler.depart(turn.node)
+                    continue
+                at = mark.round
+                scheduler.decide(turn.node, {"decision": "entered"})
+                entered += 1
+                alive[turn.node] = one = Worker(turn.node, program, at + 1, mark.number)
+                known = [number for number in range(at) if program[number] == "announce"]
+                order = data.draw(st.permutations(known), "order")
+                one.todo = [("announce", number) for number in order] + [("mark", at)]
+            elif isinstance(turn, Worker):
+                message = turn.next(scheduler.told[turn.node])
+                scheduler.hear(turn.node, messages.check(message))
+            else:
+                message = scheduler.told[turn][answered[turn]]
+                answered[turn] += 1
+                if message["kind"] == "define":
+                    scheduler.hear(turn, {"kind": "defined", "wire_key": message["wire_key"]})
+                elif message["kind"] == "admit":
+                    problem = data.draw(st.sampled_from(["", "", "", "a round is under way"]), "problem")
+                    scheduler.hear(turn, {"kind": "admitted", "rank": message["rank"], "problem": problem})
+        except DisagreementError as error:  # the first worker was lost before it had said what others wait for
+            assert "waits for its word" in str(error) or "left the job while" in str(error), error
+            return
+    assert all(one.has_said_bye for one in alive.values()), [(one.node, one.at, one.awaits) for one in alive.values()]
+    assert all(told[-1]["kind"] == "stop" for told in (scheduler.told[server] for server in SERVERS))
+    ends = {}
+    for one in alive.values():
+        for number, *end in one.members:
+            assert ends.setdefault(number, end) == end, number
+    for server in SERVERS:
+        last = {m["rank"]: m["kind"] for m in scheduler.told[server] if m["kind"] in ("departed", "admit")}
+        assert all((kind == "admit") == (Node("worker", rank, "w%d" % rank) in alive) for rank, kind in last.items())
+
+
+def at_a_mark(departed=(2,), count=3):
+    """A scheduler whose workers all wait at a mark, behind one key, and the nodes."""
+    nodes = [Node("worker", rank, "w%d" % rank) for rank in range(count)]
+    scheduler = Scheduler(nodes)
+    for node in nodes:
+        scheduler.hear(node, announcement("w"))
+    for server in SERVERS:
+        scheduler.hear(server, {"kind": "defined", "wire_key": 0})
+    for rank in departed:
+        scheduler.depart(nodes[rank])
+    return scheduler, nodes
+
+
+def mark(scheduler, nodes, number=1, round=7, problem=""):
+    for node in nodes:
+        scheduler.hear(node, {"kind": "barrier", "number": number, "mark": {"round": round, "problem": problem}})
+
+
+def admit(scheduler, candidate):
+    for server in SERVERS:
+        scheduler.hear(server, {"kind": "admitted", "rank": candidate, "problem": ""})
+
+
+def test_one_enters_at_the_end_of_the_barrier_and_all_wait_for_it_at_the_next():
+    scheduler, nodes = at_a_mark()
+    candidate = Candidate(None)
+    scheduler.entrants.waiting.append(candidate)
+    mark(scheduler, nodes[:2])
+    assert all(told[-1] == {"kind": "admit", "rank": 2} for told in (scheduler.told[server] for server in SERVERS))
+    assert not any(message["kind"] == "barrier_done" for message in scheduler.told[nodes[0]])
+    admit(scheduler, 2)
+    assert candidate.node == nodes[2]
+    scheduler.decide(nodes[2], {"decision": "entered"})
+    scheduler.consider()
+    kinds = [message["kind"] for message in scheduler.told[nodes[2]]]
+    assert kinds == ["agreed", "members"] and scheduler.told[nodes[2]][0]["catch_up"] == 0
+    assert scheduler.told[nodes[2]][1]["ranks"] == [0, 1, 2]
+    done = {"kind": "barrier_done", "number": 1, "departed": [], "entered": [2]}
+    assert all(scheduler.told[node][-1] == done for node in nodes[:2])
+    mark(scheduler, nodes[:2], number=2)
+    assert all(scheduler.told[node][-1] == done for node in nodes[:2])
+    mark(scheduler, nodes[2:], number=2)
+    done = {"kind": "barrier_done", "number": 2, "departed": [], "entered": []}
+    assert all(scheduler.told[node][-1] == done for node in nodes)
+
+
+def test_one_with_another_script_is_refused_and_what_it_said_forgotten():
+    scheduler, nodes = at_a_mark()
+    scheduler.entrants.waiting.append(Candidate(2))
+    mark(scheduler, nodes[:2])
+    admit(scheduler, 2)
+    scheduler.decide(nodes[2], {"decision": "entered"})
+    scheduler.consider()
+    with pytest.raises(DisagreementError, match="worker 0 .* and worker 2 .* disagree about key 'w': shape"):
+        scheduler.hear(nodes[2], announcement("w", shape=4))
+    scheduler.depart(nodes[2])
+    mark(scheduler, nodes[:2], number=2)
+    done = {"kind": "barrier_done", "number": 2, "departed": [2], "entered": []}
+    assert scheduler.told[nodes[0]][-1] == done
+    scheduler.entrants.waiting.append(Candidate(2))
+    mark(scheduler, nodes[:2], number=3)
+    admit(scheduler, 2)
+    scheduler.decide(nodes[2], {"decision": "entered"})
+    scheduler.hear(nodes[2], announcement("w"))
+
+
+def test_one_that_takes_rank_0s_place_is_the_last_to_be_first():
+    scheduler, nodes = at_a_mark(departed=(0,))
+    scheduler.entrants.waiting.append(Candidate(None))
+    mark(scheduler, nodes[1:])
+    admit(scheduler, 0)
+    scheduler.decide(nodes[0], {"decision": "entered"})
+    assert scheduler.told[nodes[0]][-1]["ranks"] == [1, 2, 0]
+    with pytest.raises(ProtocolError, match="only worker 1 .* may"):
+        scheduler.hear(nodes[0], {"kind": "order", "store": 0, "names": ["w"]})
+
+
+def test_workers_that_are_at_different_rounds_are_an_error_by_name():
+    scheduler, nodes = at_a_mark(departed=())
+    mark(scheduler, nodes[:1], round=7)
+    mark(scheduler, nodes[1:2], round=7)
+    with pytest.raises(DisagreementError, match="round 7 is given on the first, and round 8 on the second"):
+        mark(scheduler, nodes[2:], round=8)
+
+
+def test_nobody_enters_where_something_speaks_against_it_nor_twice_at_a_mark():
+    scheduler, nodes = at_a_mark()
+    here, *others = scheduler.entrants.waiting = [Candidate(1), Candidate(None), Candidate(None)]  # 1 is there
+    done = {"kind": "barrier_done", "number": 1, "departed": [2], "entered": []}
+    mark(scheduler, nodes[:2], problem="they have LocalSteps")
+    assert scheduler.told[nodes[0]][-1] == done and scheduler.entrants.waiting == [here, *others]
+    mark(scheduler, nodes[:2], number=2)
+    for server in SERVERS:
+        assert scheduler.told[nodes[0]][-1] == done
+        scheduler.hear(server, {"kind": "admitted", "rank": 2, "problem": "a round is under way"})
+    assert scheduler.told[nodes[0]][-1] == dict(done, number=2)
+    assert scheduler.told[SERVERS[0]][-1] == {"kind": "departed", "rank": 2}
+    assert scheduler.entrants.waiting == [here, others[1]]
+
+
+def test_a_demanded_snapshot_is_asked_for_again_of_one_that_enters():
+    scheduler, nodes = at_a_mark()
+    scheduler.tell(scheduler.agreement.demand_snapshot(False))
+    scheduler.entrants.waiting.append(Candidate(None))
+    mark(scheduler, nodes[:2])
+    admit(scheduler, 2)
+    scheduler.decide(nodes[2], {"decision": "entered"})
+    asked = scheduler.agreement.demand_anew()
+    assert [(node, message["kind"]) for node, message in asked] == [(node, "snapshot_wanted") for node in nodes]

@@ -1,0 +1,112 @@
+"""torch_joining.py MODE FOLDER: workers of PyTorch of whom ranks 0 and 2 die behind step 4; others take their places at
+step 8, once FOLDER has a file "go". With P3_ON_WORKER_LOSS=continue. Leaves the weights of each worker in FOLDER.
+
+MODE is one of MODES. alone(MODE): the same in one process, without P3: on the joined batch of those who are there.
+"""
+
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch_departing
+
+STEPS, WORKERS = 14, 4
+GONE, DIE_AT, JOIN_AT = (0, 2), 4, 8
+MODES = {
+    **torch_departing.MODES,
+    "both ways": (torch.optim.SGD, {"lr": 0.1}, {"compression": {"up": "int8", "down": "int8"}}),
+    "here": (torch.optim.Adamax, {"lr": 0.01}, {}),
+    "adam clipping": (torch.optim.Adam, {"lr": 0.01}, {"max_grad_norm": 0.1}),
+}
+
+
+class Model(torch.nn.Module):
+    """With weights that are not trained, and a buffer."""
+
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.base = torch.nn.Linear(20, 30).requires_grad_(False)
+        self.hidden, self.head = torch.nn.Linear(30, 100), torch.nn.Linear(100, 5)
+        self.register_buffer("scale", torch.full((), 1.0 + 1 / seed))
+
+    def forward(self, inputs):
+        return self.head(torch.tanh(self.hidden(torch.tanh(self.base(inputs))))) * self.scale
+
+
+def batch(rank, step):
+    generator = torch.Generator().manual_seed(100 * rank + step)
+    return torch.randn(8, 20, generator=generator), torch.randn(8, 5, generator=generator)
+
+
+def optimizer_of(mode, model):
+    kind, settings, options = MODES[mode]
+    optimizer = kind([one for one in model.parameters() if one.requires_grad], **settings)
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.95**step), options
+
+
+def here_at(step):
+    return [rank for rank in range(WORKERS) if rank not in GONE or not DIE_AT <= step < JOIN_AT]
+
+
+def train(mode, folder):
+    import p3.torch
+
+    first, state = p3.torch.resume()
+    rank = p3.torch.rank()
+    model = Model(1 + first)  # other weights, where they are to come from the others
+    optimizer, schedule, options = optimizer_of(mode, model)
+    optimizer = p3.torch.DistributedOptimizer(optimizer, model, **options)
+    if state is not None:
+        schedule.load_state_dict(state["schedule"])
+    for step in range(first, STEPS):
+        if step == DIE_AT:
+            optimizer.synchronize()  # so that all that it has pushed has landed
+            p3.torch.barrier()
+            if rank in GONE:
+                os.kill(os.getpid(), signal.SIGKILL)
+            p3.torch.barrier()
+        if step == JOIN_AT and first == 0:
+            while not os.path.exists(os.path.join(folder, "go")):
+                time.sleep(0.01)
+        if step % 4 == 0:
+            members = p3.torch.members(step, {"schedule": schedule.state_dict()})
+            print("worker %d at %d knows %s" % (rank, step, list(members)), flush=True)
+            assert list(members) == here_at(step), (step, members)
+        inputs, targets = batch(rank, step)
+        if mode == "weighed":
+            optimizer.weigh(rank + 1)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+        schedule.step()
+        if step % 3 == 0:
+            here = here_at(step)
+            assert p3.torch.all_reduce(torch.tensor([1.0, rank])).tolist() == [len(here), sum(here)], step
+            said = p3.torch.all_gather_object(rank)
+            assert said == [other if other in here else None for other in range(WORKERS)], (step, said)
+    optimizer.synchronize()
+    torch.save(model.state_dict(), os.path.join(folder, "%d.pt" % rank))
+
+
+def alone(mode):
+    model = Model(1)
+    optimizer, schedule, options = optimizer_of(mode, model)
+    for step in range(STEPS):
+        here = here_at(step)
+        shares = [rank + 1 if mode == "weighed" else 1 for rank in here]
+        optimizer.zero_grad()
+        for rank, share in zip(here, shares):
+            inputs, targets = batch(rank, step)
+            (torch.nn.functional.mse_loss(model(inputs), targets) * share / sum(shares)).backward()
+        if "max_grad_norm" in options:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), options["max_grad_norm"])
+        optimizer.step()
+        schedule.step()
+    return model.state_dict()
+
+
+if __name__ == "__main__":
+    train(*sys.argv[1:])

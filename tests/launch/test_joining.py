@@ -1,0 +1,282 @@
+"""Processes that join a running job, in the place of workers that have departed: each round has whole pushes of all who
+are there, and the weights are, to the bit, those of means over them."""
+
+import os
+import re
+import signal
+import sys
+
+import numpy as np
+import pytest
+from launched_jobs import children, scheduler_of
+from plugin_jobs import SCRIPTS
+from processes import Process, clean_environment, wait_until
+
+sys.path.insert(0, str(SCRIPTS))
+import joining as job
+
+P3 = [sys.executable, "-m", "p3"]
+MANY = 1_000_000
+
+
+def start(folder, processes, workers, deaths, gates, *options, steps=20, **env):
+    told = ",".join("%d:%d.0" % death for death in deaths)
+    argv = [*P3, "run", "-n", str(workers), "-s", "2", "--on-worker-loss", "continue", *options]
+    argv += command(folder, steps)
+    env = {"P3S_DEATHS": told, "P3S_GATES": ",".join(map(str, gates)), **env}
+    processes.append(Process(argv, clean_environment(**env), folder))
+    return processes[-1]
+
+
+def command(folder, steps=20):
+    return [sys.executable, str(SCRIPTS / "joining.py"), str(steps), str(folder)]
+
+
+def join(folder, processes, run, *options, steps=20, **env):
+    argv = [*P3, "join", "--pid", str(run.popen.pid), *options, *command(folder, steps)]
+    processes.append(Process(argv, clean_environment(**env), folder))
+    return processes[-1]
+
+
+def read_until(run, text, times=1):
+    said = ""
+    while said.count(text) < times:
+        line = run.read_line()
+        assert line, (said, run.wait(10))
+        said += line + "\n"
+    return said
+
+
+def require_right(folder, said, members_at, workers, steps=20):
+    """`members_at(step)`: who must be there."""
+    for step in range(steps):
+        lines = set(re.findall(r"worker \d step %d: (.*)" % step, said))
+        assert lines == {str(sum(1 << rank for rank in members_at(step)))}, (step, lines)
+    for step in range(0, steps, 5):
+        told = re.findall(r"worker (\d) at %d knows (\[.*?\]), has (\[.*?\])" % step, said)
+        members = sorted(members_at(step))
+        assert sorted(int(rank) for rank, *_ in told) == members, (step, told)
+        assert {known for _, known, _ in told} == {str(members)}, (step, told)
+        samples = [int(sample) for *_, own in told for sample in own[1:-1].split(", ")]
+        assert set(samples) == set(range(job.SAMPLES)) and len(samples) <= job.SAMPLES + len(members), (step, told)
+    weight, rows = np.zeros(job.ELEMENTS, np.float32), np.zeros((job.ROWS, 3), np.float32)
+    momenta = np.zeros_like(weight), np.zeros_like(rows)
+    for step in range(steps):
+        here = sorted(members_at(step))
+        gradients = [job.gradient_of(rank, step) for rank in here]
+        share = np.float32(1 / len(here))
+        mean = share * sum(one[0] for one in gradients)
+        momenta[0][:] = np.float32(0.9) * momenta[0] - np.float32(0.125) * mean
+        weight += momenta[0]
+        of_rows = np.zeros_like(rows)
+        for _, ids, values in gradients:
+            of_rows[ids] += values
+        touched = sorted({row for _, ids, _ in gradients for row in ids})
+        momenta[1][touched] = np.float32(0.9) * momenta[1][touched] - np.float32(0.125) * (
+            share * of_rows[touched]
+        )
+        rows[touched] += momenta[1][touched]
+    for rank in members_at(steps - 1):
+        with np.load(folder / ("%d.npz" % rank)) as found:
+            np.testing.assert_array_equal(found["weight"], weight)
+            np.testing.assert_array_equal(found["rows"], rows)
+
+
+@pytest.mark.parametrize("env", [{}, {"P3_TLS": "1"}, {"P3_SERVER_THREADS": "2", "P3_LOCAL": "tcp"}])
+def test_two_join_at_once_and_the_weights_are_those_of_means_over_who_is_there(tmp_path, processes, env):
+    run = start(tmp_path, processes, 4, [(0, 3), (2, 3)], [10], **env)
+    said = read_until(run, "The others go on without it", times=2)
+    joining = [join(tmp_path, processes, run, **env) for _ in range(2)]
+    said += read_until(run, "waits to join the job", times=2)
+    (tmp_path / "go-10").touch()
+    ended = run.wait(100)
+    came = [one.wait(30) for one in joining]
+    assert ended.code == 0 and all(one.code == 0 for one in came), (ended, came)
+    said += ended.out + "".join(one.out for one in came)
+    require_right(tmp_path, said, lambda step: [1, 3] if 3 <= step < 10 else [0, 1, 2, 3], 4)
+
+
+@pytest.mark.parametrize("dies", ["trial", "frozen"])
+def test_one_that_dies_while_it_joins_leaves_the_job_as_it_was_and_the_next_one_joins(tmp_path, processes, dies):
+    run = start(tmp_path, processes, 2, [(1, 3)], [10, 15], P3_TIMEOUT_S="2")
+    said = read_until(run, "The others go on without it")
+    first = join(tmp_path, processes, run, P3S_DIES=dies, P3_TIMEOUT_S="2")
+    said += read_until(run, "waits to join the job")
+    (tmp_path / "go-10").touch()
+    said += read_until(run, "worker 0 step 14:")
+    os.kill(first.popen.pid, signal.SIGKILL) if dies == "frozen" else first.wait(20)
+    second = join(tmp_path, processes, run, P3_TIMEOUT_S="2")
+    said += read_until(run, "waits to join the job")
+    (tmp_path / "go-15").touch()
+    ended, came = run.wait(60), second.wait(60)
+    assert ended.code == 0 and came.code == 0, (ended, came)
+    require_right(tmp_path, said + ended.out + came.out, lambda step: [0] if 3 <= step < 15 else [0, 1], 2)
+
+
+def test_the_first_worker_may_die_while_one_is_on_trial_and_that_one_becomes_first_in_its_turn(tmp_path, processes):
+    run = start(tmp_path, processes, 3, [(0, 3)], [10, 15])
+    said = read_until(run, "The others go on without it")
+    joining = join(tmp_path, processes, run, P3S_DIES="late")  # as rank 0
+    said += read_until(run, "waits to join the job")
+    (tmp_path / "go-10").touch()
+    came = read_until(joining, "has what it was given")
+    for rank, step in ((1, None), (2, "worker 0 step 14:")):
+        if step is not None:
+            came += read_until(joining, step)
+        os.kill(worker(run, rank), signal.SIGKILL)
+        said += read_until(run, "The others go on without it")
+    (tmp_path / "go-15").touch()
+    ended, last = run.wait(60), joining.wait(60)
+    assert ended.code == 0 and last.code == 0, (ended, last)
+    absent = [(0, range(3, 10)), (1, range(10, 20)), (2, range(15, 20))]
+    there = lambda step: [rank for rank in range(3) if not any(r == rank and step in of for r, of in absent)]  # noqa: E731
+    require_right(tmp_path, said + ended.out + came + last.out, there, 3)
+
+
+def worker(run, rank):
+    """Its process."""
+    for child in children(run.popen.pid):
+        with open("/proc/%s/environ" % child, "rb") as file:
+            env = file.read().split(b"\0")
+        if b"DMLC_ROLE=worker" in env and b"P3_RANK=%d" % rank in env:
+            return int(child)
+    raise LookupError(rank)
+
+
+@pytest.mark.parametrize("when", ["waits", "trains"])
+def test_the_next_scheduler_lets_one_join_or_knows_that_it_has(tmp_path, processes, when):
+    run = start(tmp_path, processes, 3, [(1, 3)], [10, 15])
+    said = read_until(run, "The others go on without it")
+    joining = join(tmp_path, processes, run)
+    said += read_until(run, "waits to join the job")
+    if when == "trains":
+        (tmp_path / "go-10").touch()
+        said += read_until(run, "worker 0 step 14:")
+    scheduler = scheduler_of(run)
+    os.kill(scheduler, signal.SIGKILL)
+    wait_until(lambda: scheduler_of(run) not in (None, scheduler), "another scheduler")
+    said += read_until(run, "waits to join the job" if when == "waits" else "all nodes have come back")
+    for step in (10, 15):
+        (tmp_path / ("go-%d" % step)).touch()
+    ended, came = run.wait(60), joining.wait(60)
+    assert ended.code == 0 and came.code == 0, (ended, came)
+    require_right(tmp_path, said + ended.out + came.out, lambda step: [0, 2] if 3 <= step < 10 else [0, 1, 2], 3)
+
+
+def test_p3_run_starts_others_for_lost_ones_again_and_again(tmp_path, processes):
+    run = start(tmp_path, processes, 3, [(0, 3), (1, 8)], [5, 10], "--rejoin")
+    said = read_until(run, "waits to join the job")
+    (tmp_path / "go-5").touch()
+    said += read_until(run, "waits to join the job")
+    (tmp_path / "go-10").touch()
+    ended = run.wait(60)
+    assert ended.code == 0 and ended.err.count("another one is started now") == 2, ended
+    absent = {3: [0], 4: [0], 8: [1], 9: [1]}
+    there = lambda step: [rank for rank in range(3) if rank not in absent.get(step, [])]  # noqa: E731
+    require_right(tmp_path, said + ended.out, there, 3)
+
+
+def test_one_that_is_never_let_in_says_so_and_so_does_the_end_of_the_job(tmp_path, processes):
+    run = start(tmp_path, processes, 2, [(1, 3)], [10])
+    said = read_until(run, "worker 0 step 9:")
+    impatient = join(tmp_path, processes, run, "--wait", "1").wait(30)
+    assert impatient.code == 1, impatient
+    assert "waited 1 s (P3_JOIN, --wait) to join the job of the scheduler at" in impatient.err
+    assert "the others did not call members(round)" in impatient.err
+    other = join(tmp_path, processes, run, P3_SLICE_ELEMENTS="1000").wait(30)
+    assert other.code == 1 and "has P3_SLICE_ELEMENTS=1000, but worker 0" in other.err, other
+    wanted = join(tmp_path, processes, run, P3_RANK="7").wait(30)
+    assert wanted.code == 1 and "which has workers 0 to 1" in wanted.err, wanted
+    living = join(tmp_path, processes, run, P3_RANK="0")  # which is there
+    said += read_until(run, "waits to join the job", times=2)
+    (tmp_path / "go-10").touch()
+    ended, last = run.wait(60), living.wait(60)
+    assert ended.code == 0 and last.code == 1, (ended, last)
+    assert "has not joined the job: it has ended" in last.err, last
+    require_right(tmp_path, said + ended.out, lambda step: [0] if step >= 3 else [0, 1], 2)
+
+
+def test_a_job_that_ends_with_a_lost_worker_lets_nobody_join(tmp_path, processes):
+    argv = [*P3, "run", "-n", "1", *command(tmp_path, MANY)]
+    processes.append(Process(argv, clean_environment(), tmp_path))
+    read_until(processes[-1], "worker 0 step 2:")
+    came = join(tmp_path, processes, processes[-1]).wait(30)
+    assert came.code == 1 and "does not go on without lost workers" in came.err, came
+
+
+def test_weights_of_arrays_are_those_of_all_who_are_there(tmp_path, processes):
+    script = tmp_path / "script.py"
+    script.write_text("""
+import os, signal, sys, time
+import numpy as np, p3
+from p3.frontend import snapshots
+from p3.frontend.weights import Weights
+from p3.worker.session import current
+
+session, joins = current(), "P3_JOIN" in os.environ
+first, state = snapshots.resume(session)
+assert (first, state) == ((6, ["epoch", 2]) if joins else (0, None)), (first, state)
+sgd = {"name": "torch_sgd", "momentum": 0.5, "dampening": 0.0, "nesterov": False, "maximize": False,
+       "multi_precision": False}
+weights = Weights(session, {"w": np.full(5, 7 if joins else 1, np.float32)}, sgd)
+if not joins:
+    session.barrier()
+    if session.rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+for step in range(first, 12):
+    while step == 6 and not joins and not os.path.exists("go"):
+        time.sleep(0.01)
+    if step % 3 == 0:
+        members = snapshots.members(session, step, ["epoch", step // 3])
+    weights.push("w", weights["w"] * 0 + members.index(session.rank) + step, 0.5)
+    weights.end_step(0.5)
+print("worker %d has %s of %s" % (session.rank, weights["w"].tolist(), list(members)))
+""")
+    argv = [*P3, "run", "-n", "2", "--on-worker-loss", "continue", sys.executable, str(script)]
+    processes.append(Process(argv, clean_environment(), tmp_path))
+    run = processes[-1]
+    said = read_until(run, "The others go on without it")
+    argv = [*P3, "join", "--pid", str(run.popen.pid), sys.executable, str(script)]
+    processes.append(Process(argv, clean_environment(), tmp_path))
+    said += read_until(run, "waits to join the job")
+    (tmp_path / "go").touch()
+    ended, came = run.wait(60), processes[-1].wait(60)
+    assert ended.code == 0 and came.code == 0, (ended, came)
+    weight, velocity = 1.0, 0.0
+    for step in range(12):
+        velocity = velocity / 2 + (step if step < 6 else step + 0.5)
+        weight -= velocity / 2
+    told = set(re.findall(r"worker \d has (.*) of \[0, 1\]", said + ended.out + came.out))
+    assert told == {str([weight] * 5)}, (told, weight)
+
+
+def test_snapshots_have_a_part_of_who_has_joined(tmp_path, processes):
+    folder = tmp_path / "snapshots"
+    run = start(tmp_path, processes, 2, [(0, 3)], [10], "--snapshot-dir", str(folder), "--snapshot-every", "3")
+    said = read_until(run, "The others go on without it")
+    joining = join(tmp_path, processes, run, P3_SNAPSHOT_DIR=str(folder), P3_SNAPSHOT_EVERY="3")
+    said += read_until(run, "waits to join the job")
+    (tmp_path / "go-10").touch()
+    ended, came = run.wait(60), joining.wait(60)
+    assert ended.code == 0 and came.code == 0, (ended, came)
+    require_right(tmp_path, said + ended.out + came.out, lambda step: [1] if 3 <= step < 10 else [0, 1], 2)
+    newest = sorted(folder.glob("round-*[0-9]"))[-1]
+    assert int(newest.name[6:]) == 18
+    assert sorted(path.stem for path in newest.glob("worker-*")) == ["worker-0", "worker-1"]
+
+
+@pytest.mark.parametrize(
+    "options, why",
+    [
+        ([], "p3 join needs the command"),
+        (["--at", "10.0.0.9", "true"], "--at 10.0.0.9: it must be HOST:PORT"),
+        (["--at", "10.0.0.9:1", "--pid", "1", "true"], "both name a job"),
+        (["--at", "127.0.0.1:1", sys.executable, "-c", "import p3; p3.Session.open()"], "no scheduler at"),
+        (["--at", "127.0.0.1:1", "no-such-command"], "no-such-command"),
+    ],
+)
+def test_what_is_wrong_with_a_call_of_p3_join_it_says(tmp_path, processes, options, why):
+    env = clean_environment(P3_SECRET="0123456789abcdef", P3_RENDEZVOUS_TIMEOUT_S="1")
+    processes.append(Process([*P3, "join", *options], env, tmp_path))
+    ended = processes[-1].wait(20)
+    assert ended.code == 1 and why in ended.err, ended

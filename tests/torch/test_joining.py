@@ -1,0 +1,157 @@
+"""Processes that join a running job: from then on all train as on the joined batch of everybody who is there."""
+
+import sys
+import textwrap
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from plugin_jobs import SCRIPTS  # noqa: E402
+from processes import Process, clean_environment  # noqa: E402
+
+sys.path.insert(0, str(SCRIPTS))
+import torch_joining as job  # noqa: E402
+
+P3 = [sys.executable, "-m", "p3"]
+
+
+def p3_run(folder, processes, workers, command, *options, **env):
+    argv = [*P3, "run", "-n", str(workers), "-s", "2", "--on-worker-loss", "continue", *options, sys.executable]
+    processes.append(Process([*argv, *command], clean_environment(OMP_NUM_THREADS="1", **env), folder))
+    return processes[-1]
+
+
+def p3_join(folder, processes, run, command, *options, **env):
+    argv = [*P3, "join", "--pid", str(run.popen.pid), *options, sys.executable]
+    processes.append(Process([*argv, *command], clean_environment(OMP_NUM_THREADS="1", **env), folder))
+    return processes[-1]
+
+
+def read_until(run, text, times=1):
+    """What it has said, to the line with the `times`-th of these texts."""
+    said = ""
+    while said.count(text) < times:
+        line = run.read_line()
+        assert line, (said, run.wait(10))
+        said += line + "\n"
+    return said
+
+
+@pytest.mark.parametrize("mode", job.MODES)
+def test_the_weights_are_those_of_training_on_the_joined_batch_of_who_is_there(tmp_path, processes, mode):
+    command = [str(SCRIPTS / "torch_joining.py"), mode, str(tmp_path)]
+    options = ["--rejoin"] if mode == "servers" else []
+    run = p3_run(tmp_path, processes, job.WORKERS, command, *options, P3_CHECK="1")
+    said = read_until(run, "The others go on without it", times=2)
+    joining = [] if options else [p3_join(tmp_path, processes, run, command, P3_CHECK="1") for _ in job.GONE]
+    said += read_until(run, "waits to join the job", times=2)
+    (tmp_path / "go").touch()
+    ended = run.wait(100)
+    assert ended.code == 0, ended
+    for one in joining:
+        assert one.wait(20).code == 0
+    assert (said + ended.out).count("has joined the job\n") >= 2, ended
+    states = [torch.load(tmp_path / ("%d.pt" % rank)) for rank in range(job.WORKERS)]
+    tolerance = {"sgd int8": 3e-2, "both ways": 5e-2}.get(mode, 2e-5)
+    for name, expected in job.alone(mode).items():
+        assert all(torch.equal(states[0][name], other[name]) for other in states[1:]), name
+        difference = (states[0][name] - expected).abs().max().item()
+        assert difference <= tolerance, (name, difference)
+
+
+SCRIPT = """
+    import os, signal, sys, time
+    import torch, p3.torch
+    first, state = p3.torch.resume()
+    joins = "P3_JOIN" in os.environ
+    torch.manual_seed(1 + joins)
+    model = torch.nn.Linear({shape})
+    if "early" in sys.argv:
+        p3.torch.rank()
+    optimizer = p3.torch.DistributedOptimizer(torch.optim.{optimizer}, model)
+    {before}
+    if not joins and p3.torch.rank() == 1:
+        p3.torch.barrier()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if not joins:
+        p3.torch.barrier()
+    for step in range(first, 40):
+        if step == 4:
+            while not joins and not os.path.exists("go"):
+                time.sleep(0.01)
+        if step % 4 == 0:
+            members = p3.torch.members({round}, {{"step": step}})
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    print("worker %d ends with %s" % (p3.torch.rank(), list(members)))
+"""
+SAME = {"shape": "4, 2", "optimizer": "SGD(model.parameters(), lr=0.5)", "before": "", "round": "step"}
+
+
+def script_of(folder, name, **other):
+    text = SCRIPT
+    for field, value in {**SAME, **other}.items():
+        text = text.replace("{%s}" % field, value)
+    path = folder / name
+    path.write_text(textwrap.dedent(text.replace("{{", "{").replace("}}", "}")))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "other, why",
+    [
+        ({"shape": "4, 3"}, "disagree about key 'weight': shape"),
+        ({"optimizer": "Adam(model.parameters())"}, "training differs, in class"),
+        ({"optimizer": "SGD(model.parameters(), lr=0.5, momentum=0.5, nesterov=True)"}, ""),  # the job's are taken
+        ({"before": "p3.torch.all_reduce(torch.ones(1))"}, "have no other store of collectives"),
+        ({"before": "model.load_state_dict(model.state_dict())"}, "a new value of key 'weight'"),
+        ({"before": "optimizer.release()"}, "the release of store"),
+        ({"before": "raise ValueError('no such file')"}, "no such file"),
+        ({"before": "optimizer.step(); optimizer.join()"}, "comes before its first members(4)"),
+        ({"before": "other = torch.nn.Linear(1, 1); "
+                    "p3.torch.DistributedOptimizer(torch.optim.SGD(other.parameters(), lr=1), other)"},
+         "have no other store of parameters"),
+        ({"round": "step + 1"}, "comes to members(5)"),
+        ({"check": "0"}, "training differs, in P3_CHECK"),
+    ],
+)  # fmt: skip
+def test_one_with_another_script_is_refused_by_name_and_the_job_goes_on(tmp_path, processes, other, why):
+    other = dict(other)
+    run = p3_run(tmp_path, processes, 3, [script_of(tmp_path, "job.py")], P3_CHECK="1")
+    said = read_until(run, "The others go on without it")
+    check = other.pop("check", "1")
+    joining = p3_join(tmp_path, processes, run, [script_of(tmp_path, "other.py", **other)], P3_CHECK=check)
+    said += read_until(run, "waits to join the job")
+    (tmp_path / "go").touch()
+    came = joining.wait(60)
+    ended = run.wait(60)
+    assert ended.code == 0, ended
+    members = "[0, 2]" if why else "[0, 1, 2]"
+    assert ended.out.count("ends with " + members) == 2, ended
+    assert (came.code == 0) == (not why) and why in came.err, came
+
+
+def test_nobody_joins_where_workers_have_weights_of_their_own(tmp_path, processes):
+    path = tmp_path / "script.py"
+    path.write_text(textwrap.dedent("""
+        import os, signal, sys, time
+        import torch, p3.torch
+        model = torch.nn.Linear(2, 1)
+        optimizer = p3.torch.LocalSteps(torch.optim.SGD(model.parameters(), lr=0.1), model, every=4)
+        p3.torch.barrier()
+        if p3.torch.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while not os.path.exists("go"):
+            time.sleep(0.01)
+        print(p3.torch.members(0))
+    """))
+    run = p3_run(tmp_path, processes, 3, [str(path)])
+    read_until(run, "The others go on without it")
+    joining = p3_join(tmp_path, processes, run, [str(path)])
+    read_until(run, "waits to join the job")
+    (tmp_path / "go").touch()
+    ended, came = run.wait(60), joining.wait(60)
+    assert ended.code == 0 and ended.out.count("(0, 2)") == 2, ended
+    assert came.code == 1 and "nobody can join this job: its workers have LocalSteps" in came.err, came
