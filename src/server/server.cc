@@ -356,6 +356,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   Counters counters() const override {
     Counters counters;
     counters.traffic = transport_.traffic();
+    counters.system_calls = transport_.system_calls();
     counters.rounds = rounds_;
     counters.last_round = last_round_;
     for (const ReceiveQueue& queue : queues_) {

@@ -36,6 +36,7 @@ Transport::~Transport() {
 
 int Transport::add_van(std::unique_ptr<Stream> stream, std::string label, int peer, bool is_bounded) {
   const int number = static_cast<int>(vans_.size());
+  stream->count_calls_in(&system_calls_);
   if (peer != kNoPeer) stream->share_link(&link_);  // else hosts would differ in the number of their connections
   vans_.push_back(std::make_unique<Van>(number, std::move(stream), std::move(label), peer, options_, is_bounded));
   return number;
@@ -64,7 +65,7 @@ void Transport::serve(Van& van) {
 
 void Transport::send(const std::vector<Outgoing>& frames, Write write) {
   bool here = false;
-  bool wake = false;
+  bool wakes = false;
   std::vector<Frame> unsent;
   {
     MutexLock lock(mutex_);
@@ -83,19 +84,19 @@ void Transport::send(const std::vector<Outgoing>& frames, Write write) {
       if (write == Write::kHere)
         here = sending_ = true;
       else if (write == Write::kBySender && !nothing_to_send())
-        wake = std::exchange(sender_sleeps_, false);
+        wakes = std::exchange(sender_sleeps_, false);
     }
   }
   for (const Frame& frame : unsent) handler_.sent(frame);
-  if (here) wake = write_frames(kWritesHere);
-  if (wake) raise_event(send_wake_);
+  if (here) wakes = write_frames(kWritesHere);
+  if (wakes) wake(send_wake_);
 }
 
 void Transport::ask_for_work() {
   if (std::this_thread::get_id() == receiver_id_)
     work_asked_ = true;
   else
-    raise_event(receive_wake_);
+    wake(receive_wake_);
 }
 
 // --- ending --------------------------------------------------------------------------------------------------------
@@ -109,8 +110,8 @@ void Transport::fail(const Error& error) {
     error_ = error;
     advance(Phase::kStopping);
   }
-  raise_event(send_wake_);
-  raise_event(receive_wake_);
+  wake(send_wake_);
+  wake(receive_wake_);
   stopped_.notify_all();
   if (!has_threads) {
     handler_.failed(error);
@@ -132,7 +133,17 @@ std::optional<Error> Transport::error() const {
   return error_;
 }
 
-void Transport::signal() { raise_event(event_fd_); }
+void Transport::signal() { wake(event_fd_); }
+
+void Transport::wake(int event) {
+  ++system_calls_;
+  raise_event(event);
+}
+
+void Transport::note_woken(int event) {
+  ++system_calls_;
+  clear_event(event);
+}
 
 bool Transport::finish(double timeout_s, bool until_read) {
   if (!sender_.joinable()) return true;  // never started, or stopped
@@ -147,7 +158,7 @@ bool Transport::finish(double timeout_s, bool until_read) {
     precedence_.end();
     advance(Phase::kFinishing);
   }
-  raise_event(send_wake_);
+  wake(send_wake_);
   bool sent;
   {
     MutexLock lock(mutex_);
@@ -164,7 +175,7 @@ void Transport::linger(Clock::time_point deadline) {
   for (auto& van : vans_)
     if (!van->is_lost() && !van->is_watch()) van->stream().end_writing();
   advance(Phase::kLingering);
-  raise_event(receive_wake_);
+  wake(receive_wake_);
   while (phase_ < Phase::kAllEnded && stopped_.wait_until(lock, deadline)) continue;
 }
 
@@ -184,8 +195,8 @@ void Transport::stop() {
     MutexLock lock(mutex_);
     advance(Phase::kStopping);
   }
-  raise_event(send_wake_);
-  raise_event(receive_wake_);
+  wake(send_wake_);
+  wake(receive_wake_);
   if (sender_.joinable()) sender_.join();
   if (receiver_.joinable()) receiver_.join();
   {

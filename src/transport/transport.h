@@ -134,6 +134,7 @@ class Transport {
   const std::string& label(int van) const { return vans_[static_cast<size_t>(van)]->label(); }
   const NodeOptions& options() const { return options_; }
   Traffic traffic() const;  // of all vans
+  uint64_t system_calls() const { return system_calls_; }
   Traffic traffic_with(const std::vector<int>& vans) const;
 
  private:
@@ -181,10 +182,14 @@ class Transport {
   void wake_for(const Van& van);
   void note_reading_of_paused(Clock::time_point now);
   void release();
+  // Raises and clears the events of its own threads.
+  void wake(int event);
+  void note_woken(int event);
 
   NodeOptions options_;
   Handler& handler_;
   LinkRate link_;
+  std::atomic<uint64_t> system_calls_{0};
   std::vector<std::unique_ptr<Van>> vans_;
   int event_fd_ = -1;
   int send_epoll_ = -1, send_wake_ = -1;

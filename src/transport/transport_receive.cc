@@ -27,6 +27,7 @@ void Transport::receive_loop() {
   bool more_work = false;
   while (phase_ < Phase::kStopping) {
     const double tick_s = std::min(options_.heartbeat_s, options_.timeout_s / 4);
+    ++system_calls_;
     const int count = epoll_wait(receive_epoll_, events, 64, more_work ? 0 : milliseconds(tick_s));
     const auto now = Clock::now();
     // A process that was itself stopped for a while must not blame its peers for the silence.
@@ -36,7 +37,7 @@ void Transport::receive_loop() {
     try {
       for (int i = 0; i < count && phase_ < Phase::kStopping; ++i) {
         if (events[i].data.ptr == nullptr)
-          clear_event(receive_wake_);
+          note_woken(receive_wake_);
         else
           read_from(*static_cast<Van*>(events[i].data.ptr));
       }
@@ -77,7 +78,7 @@ void Transport::run_in_receiver(std::function<void()> task) {
     if (phase_ > Phase::kConfiguring && phase_ < Phase::kStopping) tasks_.push_back(std::move(packaged));
   }
   packaged = {};
-  raise_event(receive_wake_);
+  wake(receive_wake_);
   try {
     done.get();
   } catch (const std::future_error&) {
@@ -182,7 +183,7 @@ void Transport::pause(Van& van) {
 bool Transport::may_resume(const Van& van) const { return van.held_bytes() <= options_.max_held_bytes / 2; }
 
 void Transport::wake_for(const Van& van) {
-  if (van.paused && may_resume(van)) raise_event(receive_wake_);
+  if (van.paused && may_resume(van)) wake(receive_wake_);
 }
 
 void Transport::let_go(int van_number, uint64_t bytes) {

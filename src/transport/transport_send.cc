@@ -39,13 +39,13 @@ void Transport::tell(const std::optional<Header>& news) {
 }
 
 void Transport::yield(const Van& van, const Header& told) {
-  bool wake;
+  bool wakes;
   {
     MutexLock lock(mutex_);
     precedence_.told(van.number, told);
-    wake = std::exchange(sender_sleeps_, false);  // newer rounds may hold back less than an older one did
+    wakes = std::exchange(sender_sleeps_, false);  // newer rounds may hold back less than an older one did
   }
-  if (wake) raise_event(send_wake_);
+  if (wakes) wake(send_wake_);
 }
 
 bool Transport::nothing_to_send() const {
@@ -85,6 +85,7 @@ void Transport::send_loop() {
       write_frames(std::numeric_limits<int>::max());
       continue;
     }
+    ++system_calls_;
     const int count = epoll_wait(send_epoll_, events, 64, milliseconds(options_.heartbeat_s / 2));
     MutexLock lock(mutex_);
     sender_sleeps_ = false;
@@ -93,7 +94,7 @@ void Transport::send_loop() {
         van->writable = true;
         ++van->edges;
       } else {
-        clear_event(send_wake_);
+        note_woken(send_wake_);
       }
     }
   }
@@ -172,7 +173,7 @@ void Transport::leave_role() {
     sending_ = sender_sleeps_ = false;
   }
   stopped_.notify_all();
-  raise_event(send_wake_);
+  wake(send_wake_);
 }
 
 void Transport::drop_van(int number) {
@@ -202,6 +203,7 @@ void Transport::replace_van(int number, std::unique_ptr<Stream> stream) {
   if (!take_role()) return;
   {
     MutexLock lock(mutex_);
+    stream->count_calls_in(&system_calls_);
     if (!van.is_watch()) stream->share_link(&link_);
     van.replace(std::move(stream), Clock::now());
   }
