@@ -83,7 +83,7 @@ void Transport::send(const std::vector<Outgoing>& frames, Write write) {
     if (!sending_ && role_wanted_ == 0) {  // else who sends will find them
       if (write == Write::kHere)
         here = sending_ = true;
-      else if (write == Write::kBySender && !nothing_to_send())
+      else if (write == Write::kBySender && most_urgent_writable() != nullptr)  // else a stream that is full wakes it
         wakes = std::exchange(sender_sleeps_, false);
     }
   }

@@ -43,7 +43,8 @@ void Transport::yield(const Van& van, const Header& told) {
   {
     MutexLock lock(mutex_);
     precedence_.told(van.number, told);
-    wakes = std::exchange(sender_sleeps_, false);  // newer rounds may hold back less than an older one did
+    // Newer rounds may hold back less than an older one did. Who sends looks again by itself.
+    wakes = !sending_ && most_urgent_writable() != nullptr && std::exchange(sender_sleeps_, false);
   }
   if (wakes) wake(send_wake_);
 }

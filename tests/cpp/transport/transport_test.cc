@@ -341,6 +341,34 @@ TEST(Transport, WorkThatIsAskedForDuringWorkIsDoneAtOnce) {
   node.transport.stop();
 }
 
+// The stream tells when it takes more, and until then nobody can do anything.
+TEST(Transport, WhatHasToWaitForAFullStreamWakesNobody) {
+  const Payloads payloads;
+  NodeOptions options;
+  options.heartbeat_s = 50;
+  options.timeout_s = 1000;
+  Node node("node", options);
+  const auto [end, fd] = tcp_pair(32 << 10);
+  const RawPeer peer(end);  // which does not read
+  node.transport.add_van(stream_of(fd), "peer", 0);
+  node.transport.start();
+  const auto push_some = [&] {
+    for (int i = 0; i < 100; ++i) node.transport.send({{0, payloads.frame(1, 0, kMaxPayload)}});
+  };
+  const auto calls_in_a_while = [&] {
+    const uint64_t before = node.transport.system_calls();
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    return node.transport.system_calls() - before;
+  };
+  push_some();
+  EXPECT_TRUE(within_deadline([&] { return calls_in_a_while() == 0; }));
+  const uint64_t before = node.transport.system_calls();
+  push_some();
+  calls_in_a_while();
+  EXPECT_EQ(node.transport.system_calls(), before);
+  node.transport.stop();
+}
+
 // A peer that takes whatever comes at once.
 class Sink : public Stream {
  public:
