@@ -322,7 +322,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   void left(int van) override {
     const int worker = vans_[index_of(van)].worker;
     if (worker < 0) return;
-    workers_[index_of(worker)].has_left = true;
+    workers_[index_of(worker)].has_left = has_anybody_left_ = true;
     if (const auto awaited = awaited_from(worker)) throw left_too_early(label, worker_label(worker), *awaited);
     finish_if_all_have_left();
   }
@@ -428,6 +428,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
 
   // Of a frame whose round or value would never come, as somebody that it needs has left.
   void check_that_nobody_left(const Shard& shard, int worker, const Header& header) const {
+    if (!has_anybody_left_) return;  // so no frame costs a look at all workers
     const auto check = [&](int other, const Awaited& awaited) {
       if (workers_[index_of(other)].has_left) throw left_too_early(label, worker_label(other), awaited);
     };
@@ -518,6 +519,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   const bool sums_in_receiver_;
   std::vector<WorkerState> workers_;  // by rank
   std::vector<VanState> vans_;        // by van
+  bool has_anybody_left_ = false;     // receiver thread: any worker has said goodbye
 
   mutable Mutex lateness_mutex_;  // and WorkerState::lateness
   std::vector<Late> late_ P3_GUARDED_BY(lateness_mutex_);

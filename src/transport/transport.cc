@@ -108,6 +108,7 @@ void Transport::fail(const Error& error) {
     if (phase_ == Phase::kStopping) return;
     has_threads = phase_ != Phase::kConfiguring;
     error_ = error;
+    has_failed_ = true;
     advance(Phase::kStopping);
   }
   wake(send_wake_);
@@ -129,6 +130,7 @@ void Transport::release() {
 }
 
 std::optional<Error> Transport::error() const {
+  if (!has_failed_) return {};
   MutexLock lock(mutex_);
   return error_;
 }

@@ -198,6 +198,7 @@ class Transport {
   mutable Mutex mutex_;  // also the vans' queues: see van.h
   CondVar stopped_;
   std::optional<Error> error_ P3_GUARDED_BY(mutex_);
+  std::atomic<bool> has_failed_{false};  // there is one: scripts ask for every gradient
   std::atomic<Phase> phase_{Phase::kConfiguring};  // written under the lock
   bool sender_sleeps_ P3_GUARDED_BY(mutex_) = false;
   bool sending_ P3_GUARDED_BY(mutex_) = false;          // somebody holds the sending role
