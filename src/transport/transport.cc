@@ -64,6 +64,10 @@ void Transport::serve(Van& van) {
 }
 
 void Transport::send(const std::vector<Outgoing>& frames, Write write) {
+  if (write == Write::kHere && is_receiver() && is_working_) {
+    has_put_off_ = true;
+    write = Write::kLater;
+  }
   bool here = false;
   bool wakes = false;
   std::vector<Frame> unsent;
@@ -93,7 +97,7 @@ void Transport::send(const std::vector<Outgoing>& frames, Write write) {
 }
 
 void Transport::ask_for_work() {
-  if (std::this_thread::get_id() == receiver_id_)
+  if (is_receiver())
     work_asked_ = true;
   else
     wake(receive_wake_);

@@ -26,9 +26,9 @@ CPU s/GB        CPU seconds over the timed rounds per 10^9 bytes moved, which ar
                 all workers: of the job's processes (user + system), and of the whole machine (interrupts included,
                 and whatever else runs, so leave it alone). Median over turns.
 round, network  median time of a round of the slowest worker; and what a round brings in and out of a host's card.
-per MB          how often, for 10^6 bytes moved, a thread of the job has slept, and so was woken, and how often it had to
-                make room for another one; and the system calls that P3's core makes to move bytes, to sleep and to wake,
-                in workers and servers. Medians over turns.
+per MB          how often, for 10^6 bytes moved, a thread of the job has slept, and so was woken, and how often one had
+                to make room for another; and the system calls of P3's core, in workers and servers, to move bytes, to
+                sleep and to wake. Medians over turns.
 memory          peak resident size of the largest server; and by how much the largest worker, in the timed rounds,
                 exceeded what it held before it opened the store (MXNet, gradients, outputs). Both in sizes of the
                 model, of which each server keeps a part.

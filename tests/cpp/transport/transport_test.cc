@@ -369,6 +369,49 @@ TEST(Transport, WhatHasToWaitForAFullStreamWakesNobody) {
   node.transport.stop();
 }
 
+TEST(Transport, SmallPiecesOfWorkAreDoneByTheDozenBetweenTwoLooksAtTheVans) {
+  NodeOptions options;
+  options.heartbeat_s = 1000;
+  options.timeout_s = 10000;
+  Node node("node", options);
+  constexpr int kPieces = 2000;
+  std::atomic<int> calls{0};
+  node.on_work = [&] { return ++calls < kPieces; };
+  node.transport.start();
+  node.transport.ask_for_work();
+  EXPECT_TRUE(within_deadline([&] { return calls >= kPieces; }));
+  EXPECT_LT(node.transport.system_calls(), kPieces / 4u);
+  node.transport.stop();
+}
+
+TEST(Transport, FramesThatCameWholeCountThoughTheConnectionWasLostInTheNextOne) {
+  const Payloads payloads;
+  for (auto open : {+[] { return tcp_pair(); }, +[] { return unix_pair(); }}) {
+    constexpr uint64_t kWhole = 10;
+    Node node("node");
+    std::atomic<uint64_t> came{0};
+    node.on_slice = [&](int, const Header&) { ++came; };
+    const auto [end, fd] = open();
+    RawPeer peer(end);
+    node.transport.add_van(stream_of(fd), "peer", 0);
+    node.transport.start();
+    std::vector<char> bytes;
+    for (uint64_t i = 0; i <= kWhole; ++i) {
+      const Frame frame = payloads.frame(static_cast<uint32_t>(i), 0, 100);
+      const char* header = reinterpret_cast<const char*>(&frame.header);
+      const char* payload = static_cast<const char*>(frame.payload);
+      bytes.insert(bytes.end(), header, header + sizeof(Header));
+      bytes.insert(bytes.end(), payload, payload + (i < kWhole ? 100 : 50));
+    }
+    peer.send_bytes(bytes.data(), bytes.size());
+    peer.close();
+    ASSERT_TRUE(within_deadline([&] { return node.transport.error().has_value(); }));
+    EXPECT_EQ(node.transport.error()->kind(), ErrorKind::kPeerLost);
+    EXPECT_EQ(came, kWhole);
+    EXPECT_EQ(node.torn, 0u);
+  }
+}
+
 // A peer that takes whatever comes at once.
 class Sink : public Stream {
  public:
