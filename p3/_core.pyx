@@ -619,10 +619,11 @@ cdef class P3Worker:
         return self.core.event_fd()
 
     def counters(self):
-        """Traffic (p3/node.h) with all servers together, rounds and last_round; `local`: that with this machine's other
-        workers."""
+        """Traffic (p3/node.h) with all servers together, rounds, last_round and system_calls; `local`: that with this
+        machine's other workers."""
         cdef Counters counters = self.core.counters()
-        return dict(counters.traffic, rounds=counters.rounds, last_round=counters.last_round, local=counters.local)
+        return dict(counters.traffic, rounds=counters.rounds, last_round=counters.last_round,
+                    system_calls=counters.system_calls, local=counters.local)
 
     def traffic_with(self, int server):
         return self.core.traffic_with(server)

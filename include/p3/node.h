@@ -45,6 +45,7 @@ struct Counters {
   uint64_t peak_received_slices = 0;  // server: the peak so far
   uint64_t buffer_bytes = 0;          // server, leader of a machine: received slices of incomplete rounds, now
   uint64_t peak_buffer_bytes = 0;     // the peak so far
+  uint64_t system_calls = 0;          // of the threads that serve the vans, to move bytes, to sleep and to wake others
   uint64_t keys = 0;                  // server: that it knows, now
   uint64_t value_bytes = 0;           // server: of their values and their optimizers' states, now
 };

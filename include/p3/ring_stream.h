@@ -61,6 +61,7 @@ class RingStream : public Stream {
   size_t copy_in(const char* from, size_t size);
   size_t copy_out(char* to, size_t size);
   void wake_reader();
+  void raise(int event);
   void map(int memory);
 
   int socket_;

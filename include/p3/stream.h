@@ -4,6 +4,7 @@
 
 #include <sys/uio.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -48,10 +49,21 @@ class Stream {
   // same bytes. Called by the writer.
   virtual bool holds_unwritten() const { return false; }
 
+  // Before the first write: where the system calls of both sides are counted from here on, but for those inside OpenSSL.
+  void count_calls_in(std::atomic<uint64_t>* calls) { calls_ = calls; }
+
   // No more writes; the peer reads what was written, then the end.
   virtual void end_writing() = 0;
   // Closes the descriptors and nothing else. Safe in the child of a fork.
   virtual void close() = 0;
+
+ protected:
+  void note_call() const {
+    if (calls_ != nullptr) calls_->fetch_add(1, std::memory_order_relaxed);
+  }
+
+ private:
+  std::atomic<uint64_t>* calls_ = nullptr;
 };
 
 }  // namespace p3

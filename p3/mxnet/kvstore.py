@@ -90,7 +90,8 @@ class P3KVStore(mx.kvstore.KVStore):
         """What this worker has sent and received so far, as a dict; cheap, and never in the way of training.
 
         bytes_sent, bytes_received, slices_sent, slices_received; queued_slices and peak_queued_slices (of one
-        connection) that wait to be sent; queued_s, how long all sent ones have waited, added up; rounds of keys.
+        connection) that wait to be sent; queued_s, how long all sent ones have waited, added up; rounds of keys;
+        system_calls of the core's threads.
         servers: the same per server, in a list.
         local: the same with the other workers of this machine (P3_LOCAL_AGGREGATION), which the first leave out.
         keys: for each key of this store its rounds, waited_s (from the ready gradient to the landed value, added up),

@@ -348,7 +348,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   void left(int van) override {
     const int worker = vans_[index_of(van)].worker;
     if (worker < 0) return;
-    workers_[index_of(worker)].has_left = true;
+    workers_[index_of(worker)].has_left = has_anybody_left_ = true;
     if (const auto awaited = awaited_from(worker)) throw left_too_early(label, worker_label(worker), *awaited);
     finish_if_all_have_left();
   }
@@ -382,6 +382,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   Counters counters() const override {
     Counters counters;
     counters.traffic = transport_.traffic();
+    counters.system_calls = transport_.system_calls();
     counters.rounds = rounds_;
     counters.last_round = last_round_;
     for (const ReceiveQueue& queue : queues_) {
@@ -453,6 +454,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
 
   // Of a frame whose round or value would never come, as somebody that it needs has left.
   void check_that_nobody_left(const Shard& shard, int worker, const Header& header) const {
+    if (!has_anybody_left_) return;  // so no frame costs a look at all workers
     const auto check = [&](int other, const Awaited& awaited) {
       if (workers_[index_of(other)].has_left) throw left_too_early(label, worker_label(other), awaited);
     };
@@ -549,6 +551,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   std::vector<WorkerState> workers_;  // by rank
   std::vector<int> seniority_;        // receiver thread: who has not departed, in the order of coming
   std::vector<VanState> vans_;        // by van
+  bool has_anybody_left_ = false;     // receiver thread: any worker has said goodbye
 
   mutable Mutex lateness_mutex_;  // and WorkerState::lateness
   std::vector<Late> late_ P3_GUARDED_BY(lateness_mutex_);

@@ -36,6 +36,7 @@ Transport::~Transport() {
 
 int Transport::add_van(std::unique_ptr<Stream> stream, std::string label, int peer, bool is_bounded) {
   const int number = static_cast<int>(vans_.size());
+  stream->count_calls_in(&system_calls_);
   if (peer != kNoPeer) stream->share_link(&link_);  // else hosts would differ in the number of their connections
   vans_.push_back(std::make_unique<Van>(number, std::move(stream), std::move(label), peer, options_, is_bounded));
   return number;
@@ -63,8 +64,12 @@ void Transport::serve(Van& van) {
 }
 
 void Transport::send(const std::vector<Outgoing>& frames, Write write) {
+  if (write == Write::kHere && is_receiver() && is_working_) {
+    has_put_off_ = true;
+    write = Write::kLater;
+  }
   bool here = false;
-  bool wake = false;
+  bool wakes = false;
   std::vector<Frame> unsent;
   {
     MutexLock lock(mutex_);
@@ -82,20 +87,20 @@ void Transport::send(const std::vector<Outgoing>& frames, Write write) {
     if (!sending_ && role_wanted_ == 0) {  // else who sends will find them
       if (write == Write::kHere)
         here = sending_ = true;
-      else if (write == Write::kBySender && !nothing_to_send())
-        wake = std::exchange(sender_sleeps_, false);
+      else if (write == Write::kBySender && most_urgent_writable() != nullptr)  // else a stream that is full wakes it
+        wakes = std::exchange(sender_sleeps_, false);
     }
   }
   for (const Frame& frame : unsent) handler_.sent(frame);
-  if (here) wake = write_frames(kWritesHere);
-  if (wake) raise_event(send_wake_);
+  if (here) wakes = write_frames(kWritesHere);
+  if (wakes) wake(send_wake_);
 }
 
 void Transport::ask_for_work() {
-  if (std::this_thread::get_id() == receiver_id_)
+  if (is_receiver())
     work_asked_ = true;
   else
-    raise_event(receive_wake_);
+    wake(receive_wake_);
 }
 
 // --- ending --------------------------------------------------------------------------------------------------------
@@ -107,10 +112,11 @@ void Transport::fail(const Error& error) {
     if (phase_ == Phase::kStopping) return;
     has_threads = phase_ != Phase::kConfiguring;
     error_ = error;
+    has_failed_ = true;
     advance(Phase::kStopping);
   }
-  raise_event(send_wake_);
-  raise_event(receive_wake_);
+  wake(send_wake_);
+  wake(receive_wake_);
   stopped_.notify_all();
   if (!has_threads) {
     handler_.failed(error);
@@ -128,11 +134,22 @@ void Transport::release() {
 }
 
 std::optional<Error> Transport::error() const {
+  if (!has_failed_) return {};
   MutexLock lock(mutex_);
   return error_;
 }
 
-void Transport::signal() { raise_event(event_fd_); }
+void Transport::signal() { wake(event_fd_); }
+
+void Transport::wake(int event) {
+  ++system_calls_;
+  raise_event(event);
+}
+
+void Transport::note_woken(int event) {
+  ++system_calls_;
+  clear_event(event);
+}
 
 bool Transport::finish(double timeout_s, bool until_read) {
   if (!sender_.joinable()) return true;  // never started, or stopped
@@ -147,7 +164,7 @@ bool Transport::finish(double timeout_s, bool until_read) {
     precedence_.end();
     advance(Phase::kFinishing);
   }
-  raise_event(send_wake_);
+  wake(send_wake_);
   bool sent;
   {
     MutexLock lock(mutex_);
@@ -164,7 +181,7 @@ void Transport::linger(Clock::time_point deadline) {
   for (auto& van : vans_)
     if (!van->is_lost() && !van->is_watch()) van->stream().end_writing();
   advance(Phase::kLingering);
-  raise_event(receive_wake_);
+  wake(receive_wake_);
   while (phase_ < Phase::kAllEnded && stopped_.wait_until(lock, deadline)) continue;
 }
 
@@ -184,8 +201,8 @@ void Transport::stop() {
     MutexLock lock(mutex_);
     advance(Phase::kStopping);
   }
-  raise_event(send_wake_);
-  raise_event(receive_wake_);
+  wake(send_wake_);
+  wake(receive_wake_);
   if (sender_.joinable()) sender_.join();
   if (receiver_.joinable()) receiver_.join();
   {

@@ -46,8 +46,8 @@ class Transport {
   class Handler {
    public:
     virtual ~Handler() = default;
-    // Checks a frame that carries a slice against what was agreed, before a byte of its payload is read: returns where
-    // the payload goes (anything if it has none), or throws Error(kProtocol).
+    // Checks a frame that carries a slice against what was agreed, before a byte of its payload goes anywhere: returns
+    // where it goes (anything if it has none), or throws Error(kProtocol).
     virtual void* receive_into(int van, const Header& header) = 0;
     // Throws the Error for a frame of that van which is `what`.
     [[noreturn]] virtual void refuse(int van, const Header& header, const char* what) const = 0;
@@ -86,8 +86,9 @@ class Transport {
   void start();
 
   // Queues frames; one lock for all of them. Ignored after a failure. kHere lets the caller, if it is a thread of the
-  // core, write some of what is queued itself. kLater: more follows, so the sender is not woken; it finds the frames when
-  // it looks next, after half a heartbeat at the latest.
+  // core, write some of what is queued itself; in work() when that has done all it does before the next look at the vans,
+  // so that the answers to many small frames leave in few writes. kLater: more follows, so the sender is not woken; it
+  // finds the frames when it looks next, after half a heartbeat at the latest.
   enum class Write { kBySender, kHere, kLater };
   void send(const std::vector<Outgoing>& frames, Write write = Write::kBySender);
   // From here on this node's pushes go before values that the servers of its machine send, where those yield
@@ -134,6 +135,7 @@ class Transport {
   const std::string& label(int van) const { return vans_[static_cast<size_t>(van)]->label(); }
   const NodeOptions& options() const { return options_; }
   Traffic traffic() const;  // of all vans
+  uint64_t system_calls() const { return system_calls_; }
   Traffic traffic_with(const std::vector<int>& vans) const;
 
  private:
@@ -167,10 +169,15 @@ class Transport {
   bool take_role();
   void leave_role();
   void run_tasks();
+  bool work(Clock::time_point since);
+  bool is_receiver() const { return std::this_thread::get_id() == receiver_id_; }
   void serve(Van& van);
   void accuse_silent_peers(Clock::time_point now);
   void read_from(Van& van);
   void read_turn(Van& van);
+  bool take_frames(Van& van);
+  bool take(Van& van, Van::Event event);
+  bool holds_too_much(const Van& van) const;
   void read_to_the_end(Van& van);
   bool ended(Van& van);
   void linger(Clock::time_point deadline);
@@ -181,10 +188,14 @@ class Transport {
   void wake_for(const Van& van);
   void note_reading_of_paused(Clock::time_point now);
   void release();
+  // Raises and clears the events of its own threads.
+  void wake(int event);
+  void note_woken(int event);
 
   NodeOptions options_;
   Handler& handler_;
   LinkRate link_;
+  std::atomic<uint64_t> system_calls_{0};
   std::vector<std::unique_ptr<Van>> vans_;
   int event_fd_ = -1;
   int send_epoll_ = -1, send_wake_ = -1;
@@ -193,6 +204,7 @@ class Transport {
   mutable Mutex mutex_;  // also the vans' queues: see van.h
   CondVar stopped_;
   std::optional<Error> error_ P3_GUARDED_BY(mutex_);
+  std::atomic<bool> has_failed_{false};            // there is one: scripts ask for every gradient
   std::atomic<Phase> phase_{Phase::kConfiguring};  // written under the lock
   bool sender_sleeps_ P3_GUARDED_BY(mutex_) = false;
   bool sending_ P3_GUARDED_BY(mutex_) = false;          // somebody holds the sending role
@@ -206,6 +218,7 @@ class Transport {
   std::atomic<std::thread::id> receiver_id_{};
   std::optional<std::pair<Error, Clock::time_point>> loss_;  // receiver: of a peer, and when to fail of it
   bool work_asked_ = false;                                  // receiver: by itself
+  bool is_working_ = false, has_put_off_ = false;            // receiver: in work(), and what it sends
   int paused_vans_ = 0;                                      // receiver
   std::thread sender_, receiver_;
 };

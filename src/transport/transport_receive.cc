@@ -15,6 +15,8 @@ namespace {
 constexpr size_t kReadsPerTurn = 16;
 // At once, of what nobody wants any more.
 constexpr size_t kDiscardedBytes = 64 << 10;
+// So long the handler may work before the next look at the vans: for one large slice, or for many small ones.
+constexpr std::chrono::microseconds kWorkPerLook{100};
 // A payload's rest may stay away so long, or a quarter of what makes a peer dead; then each byte of it counts.
 constexpr double kMostPatienceS = 5;
 
@@ -27,6 +29,7 @@ void Transport::receive_loop() {
   bool more_work = false;
   while (phase_ < Phase::kStopping) {
     const double tick_s = std::min(options_.heartbeat_s, options_.timeout_s / 4);
+    ++system_calls_;
     const int count = epoll_wait(receive_epoll_, events, 64, more_work ? 0 : milliseconds(tick_s));
     const auto now = Clock::now();
     // A process that was itself stopped for a while must not blame its peers for the silence.
@@ -36,7 +39,7 @@ void Transport::receive_loop() {
     try {
       for (int i = 0; i < count && phase_ < Phase::kStopping; ++i) {
         if (events[i].data.ptr == nullptr)
-          clear_event(receive_wake_);
+          note_woken(receive_wake_);
         else
           read_from(*static_cast<Van*>(events[i].data.ptr));
       }
@@ -51,10 +54,8 @@ void Transport::receive_loop() {
         handler_.look(now);
       }
       run_tasks();
-      work_asked_ = false;
-      more_work = phase_ < Phase::kStopping && handler_.work();
-      more_work |= work_asked_;  // while it worked: a frame left, and let another round begin
       resume_vans();
+      more_work = work(now);
     } catch (const Error& error) {
       fail(error);
     } catch (const std::exception& error) {  // out of memory
@@ -69,6 +70,18 @@ void Transport::receive_loop() {
   release();
 }
 
+// What it sends meanwhile leaves together. Returns whether there is more to do.
+bool Transport::work(Clock::time_point since) {
+  work_asked_ = false;
+  is_working_ = true;
+  bool more;
+  do more = phase_ < Phase::kStopping && handler_.work();
+  while (more && Clock::now() < since + kWorkPerLook);
+  is_working_ = false;
+  if (std::exchange(has_put_off_, false)) send({}, Write::kHere);
+  return more || work_asked_;  // while it worked: a frame left, and let another round begin
+}
+
 void Transport::run_in_receiver(std::function<void()> task) {
   std::packaged_task<void()> packaged(std::move(task));
   std::future<void> done = packaged.get_future();
@@ -77,7 +90,7 @@ void Transport::run_in_receiver(std::function<void()> task) {
     if (phase_ > Phase::kConfiguring && phase_ < Phase::kStopping) tasks_.push_back(std::move(packaged));
   }
   packaged = {};
-  raise_event(receive_wake_);
+  wake(receive_wake_);
   try {
     done.get();
   } catch (const std::future_error&) {
@@ -101,8 +114,8 @@ void Transport::read_from(Van& van) {
 }
 
 void Transport::read_turn(Van& van) {
-  for (size_t reads = 0; reads < kReadsPerTurn && phase_ < Phase::kStopping; ++reads) {
-    if (van.is_bounded && !van.broken && van.held_bytes() > options_.max_held_bytes) return pause(van);
+  for (size_t reads = 0; take_frames(van) && phase_ < Phase::kStopping; ++reads) {
+    if (reads == kReadsPerTurn || (reads > 0 && van.has_read_all())) return;
     switch (van.read_some()) {
       case Van::Progress::kBlocked:
         return;
@@ -114,42 +127,61 @@ void Transport::read_turn(Van& van) {
         break;
     }
     van.last_read = Clock::now();
-    for (Van::Event event = van.next(); event != Van::Event::kNothing; event = van.next()) {
-      const Header& header = van.received_header();
-      if (event == Van::Event::kHeader) {
-        const std::string reason = malformed(header, options_.checksums);
-        if (!reason.empty()) throw frame_malformed(options_.label, van.label(), reason);
-        if (carries_slice(header.kind)) {
-          van.payload_goes_to(handler_.receive_into(van.number, header));
-        } else if (header.kind == FrameKind::kFields) {
-          van.payload_goes_to(van.room_for_fields(header.payload_bytes));
-        } else {
-          van.fail_text.resize(header.payload_bytes);
-          van.payload_goes_to(van.fail_text.data());
-        }
-      } else if (!van.is_intact()) {
-        // A payload may lie where it belongs by now, but until received() nobody takes it for a value.
-        handler_.refuse(van.number, header, "not what its checksum says: the network or a host's memory altered it");
-      } else if (header.kind == FrameKind::kFields) {
-        van.take_fields();
-      } else if (carries_slice(header.kind)) {
-        handler_.received(van.number, header, van.received_payload());
-      } else if (header.kind == FrameKind::kFail) {
-        const Error failure(ErrorKind::kRemote, van.fail_text);
-        if (!goes_on_without(van, failure)) throw failure;
-        return;
-      } else if (header.kind == FrameKind::kYield) {
-        if (!van.is_local()) handler_.refuse(van.number, header, "of another machine, whose link is not this one's");
-        yield(van, header);
-      } else if (header.kind == FrameKind::kPing) {
-        if (van.is_watch()) link_.agree(link_share(header));
-      } else if (header.kind == FrameKind::kBye) {
-        van.advance(Van::State::kPeerLeft);
-        if (phase_ < Phase::kFinishing) handler_.left(van.number);
-      }
-    }
-    if (van.has_read_all()) return;
   }
+}
+
+bool Transport::holds_too_much(const Van& van) const {
+  return van.is_bounded && !van.broken && van.held_bytes() > options_.max_held_bytes;
+}
+
+// Hands out what has been read. False: nothing more is to be read from this van.
+bool Transport::take_frames(Van& van) {
+  while (true) {
+    if (holds_too_much(van)) {
+      pause(van);
+      return false;
+    }
+    const Van::Event event = van.next();
+    if (event == Van::Event::kNothing) return true;
+    if (!take(van, event)) return false;
+  }
+}
+
+// False: the van was dropped.
+bool Transport::take(Van& van, Van::Event event) {
+  const Header& header = van.received_header();
+  if (event == Van::Event::kHeader) {
+    const std::string reason = malformed(header, options_.checksums);
+    if (!reason.empty()) throw frame_malformed(options_.label, van.label(), reason);
+    if (carries_slice(header.kind)) {
+      van.payload_goes_to(handler_.receive_into(van.number, header));
+    } else if (header.kind == FrameKind::kFields) {
+      van.payload_goes_to(van.room_for_fields(header.payload_bytes));
+    } else {
+      van.fail_text.resize(header.payload_bytes);
+      van.payload_goes_to(van.fail_text.data());
+    }
+  } else if (!van.is_intact()) {
+    // A payload may lie where it belongs by now, but until received() nobody takes it for a value.
+    handler_.refuse(van.number, header, "not what its checksum says: the network or a host's memory altered it");
+  } else if (header.kind == FrameKind::kFields) {
+    van.take_fields();
+  } else if (carries_slice(header.kind)) {
+    handler_.received(van.number, header, van.received_payload());
+  } else if (header.kind == FrameKind::kFail) {
+    const Error failure(ErrorKind::kRemote, van.fail_text);
+    if (!goes_on_without(van, failure)) throw failure;
+    return false;
+  } else if (header.kind == FrameKind::kYield) {
+    if (!van.is_local()) handler_.refuse(van.number, header, "of another machine, whose link is not this one's");
+    yield(van, header);
+  } else if (header.kind == FrameKind::kPing) {
+    if (van.is_watch()) link_.agree(link_share(header));
+  } else if (header.kind == FrameKind::kBye) {
+    van.advance(Van::State::kPeerLeft);
+    if (phase_ < Phase::kFinishing) handler_.left(van.number);
+  }
+  return true;
 }
 
 // Nothing more comes. Returns whether the peer has said goodbye before; it then waits for our end: see finish().
@@ -182,7 +214,7 @@ void Transport::pause(Van& van) {
 bool Transport::may_resume(const Van& van) const { return van.held_bytes() <= options_.max_held_bytes / 2; }
 
 void Transport::wake_for(const Van& van) {
-  if (van.paused && may_resume(van)) raise_event(receive_wake_);
+  if (van.paused && may_resume(van)) wake(receive_wake_);
 }
 
 void Transport::let_go(int van_number, uint64_t bytes) {
@@ -200,6 +232,7 @@ void Transport::resume_vans() {
     --paused_vans_;
     van->last_read = Clock::now();
     add_to_epoll(receive_epoll_, van->stream().read_fd(), EPOLLIN | EPOLLRDHUP, van.get());
+    read_from(*van);  // of frames that have been read already no event tells
   }
 }
 

@@ -39,13 +39,14 @@ void Transport::tell(const std::optional<Header>& news) {
 }
 
 void Transport::yield(const Van& van, const Header& told) {
-  bool wake;
+  bool wakes;
   {
     MutexLock lock(mutex_);
     precedence_.told(van.number, told);
-    wake = std::exchange(sender_sleeps_, false);  // newer rounds may hold back less than an older one did
+    // Newer rounds may hold back less than an older one did. Who sends looks again by itself.
+    wakes = !sending_ && most_urgent_writable() != nullptr && std::exchange(sender_sleeps_, false);
   }
-  if (wake) raise_event(send_wake_);
+  if (wakes) wake(send_wake_);
 }
 
 bool Transport::nothing_to_send() const {
@@ -85,6 +86,7 @@ void Transport::send_loop() {
       write_frames(std::numeric_limits<int>::max());
       continue;
     }
+    ++system_calls_;
     const int count = epoll_wait(send_epoll_, events, 64, milliseconds(options_.heartbeat_s / 2));
     MutexLock lock(mutex_);
     sender_sleeps_ = false;
@@ -93,7 +95,7 @@ void Transport::send_loop() {
         van->writable = true;
         ++van->edges;
       } else {
-        clear_event(send_wake_);
+        note_woken(send_wake_);
       }
     }
   }
@@ -125,24 +127,28 @@ bool Transport::write_frames(int limit) {
         return van != nullptr || phase_ >= Phase::kFinishing;
       }
       last_written_ = static_cast<size_t>(van->number);
-      van->begin_frame(now, precedence_);
+      van->begin_frames(now, precedence_);
       van->last_write = now;
       edges = van->edges;
     }
     switch (van->write_some()) {
       case Van::Progress::kFrameDone:
         wake_for(*van);
-        if (pushes_go_first_ && is_push(van->sent_frame().header.kind)) {
+        if (pushes_go_first_) {
           MutexLock lock(mutex_);
-          note_gone(*van, van->sent_frame().header);
+          for (const Frame& frame : van->writes()) note_gone(*van, frame.header);
         }
-        if (van->sent_frame().context != nullptr) handler_.sent(van->sent_frame());
+        for (const Frame& frame : van->writes())
+          if (frame.context != nullptr) handler_.sent(frame);
         break;
       case Van::Progress::kBlocked: {
         MutexLock lock(mutex_);
         if (van->edges == edges) van->writable = false;
-        const Header& blocked = van->sent_frame().header;
-        if (pushes_go_first_ && is_push(blocked.kind) && !van->is_local()) tell(waiting_pushes_.news(blocked.round));
+        if (!pushes_go_first_ || van->is_local()) break;
+        const auto& blocked = van->writes();
+        const auto push =
+            std::find_if(blocked.begin(), blocked.end(), [](const Frame& frame) { return is_push(frame.header.kind); });
+        if (push != blocked.end()) tell(waiting_pushes_.news(push->header.round));
         break;
       }
       default: {
@@ -172,7 +178,7 @@ void Transport::leave_role() {
     sending_ = sender_sleeps_ = false;
   }
   stopped_.notify_all();
-  raise_event(send_wake_);
+  wake(send_wake_);
 }
 
 void Transport::drop_van(int number) {
@@ -202,6 +208,7 @@ void Transport::replace_van(int number, std::unique_ptr<Stream> stream) {
   if (!take_role()) return;
   {
     MutexLock lock(mutex_);
+    stream->count_calls_in(&system_calls_);
     if (!van.is_watch()) stream->share_link(&link_);
     van.replace(std::move(stream), Clock::now());
   }
@@ -232,15 +239,15 @@ void Transport::announce_failure() {
     if (van->is_lost()) continue;
     // Behind a half written frame the text would be taken for its payload; that peer sees the connection end instead.
     if (!van->mid_frame()) {
-      van->give_up_frame();
+      van->give_up_frames();
       {
         MutexLock lock(mutex_);  // for traffic()
         van->push({header, text.data()}, Clock::now());
-        van->begin_frame(Clock::now());
+        van->begin_frames(Clock::now());
       }
       van->write_some();
     }
-    van->give_up_frame();
+    van->give_up_frames();
     van->stream().end_writing();
   }
 }

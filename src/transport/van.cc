@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "transport/parts.h"
@@ -36,7 +37,7 @@ void Van::hold(uint64_t bytes) {
 
 void Van::drop(std::vector<Frame>& unsent) {
   advance(State::kLost);
-  if (std::exchange(writing_, false)) unsent.push_back(current_);
+  if (std::exchange(writing_, false)) unsent = writes_;
   for (PriorityQueue<Frame>* queue : {&queue_, &yielding_})
     while (!queue->empty()) unsent.push_back(queue->pop());
   for (const Frame& frame : unsent) let_go(held_by(frame));
@@ -45,7 +46,7 @@ void Van::drop(std::vector<Frame>& unsent) {
 void Van::replace(std::unique_ptr<Stream> stream, std::chrono::steady_clock::time_point now) {
   stream_ = std::move(stream);
   reading_ = Reading::kHeader;
-  in_header_bytes_ = ahead_bytes_ = 0;
+  ahead_begin_ = ahead_end_ = 0;
   out_fields_ = in_fields_ = nullptr;
   error_ = 0;
   writable = true;
@@ -60,17 +61,31 @@ const PriorityQueue<Frame>* Van::next_queue(const Precedence& precedence) const 
   return next == nullptr || yielding_.top_urgency().is_sooner_than(next->top_urgency()) ? &yielding_ : next;
 }
 
-void Van::begin_frame(std::chrono::steady_clock::time_point now, const Precedence& precedence) {
+void Van::begin_frames(std::chrono::steady_clock::time_point now, const Precedence& precedence) {
   if (writing_) return;
-  PriorityQueue<Frame>& queue = next_queue(precedence) == &yielding_ ? yielding_ : queue_;
-  const Frame& next = queue.top();
-  current_ = next.goes_by_fields && !are_same(next.fields, out_fields_) ? telling_fields_of(next) : queue.pop();
+  writes_.clear();
+  to_write_ = written_ = 0;
   writing_ = true;
   prepared_ = false;
-  written_ = 0;
-  if (!carries_slice(current_.header.kind)) return;
-  queued_for_ += now - current_.queued_at;
-  trace_at(recorder_, now, TraceKind::kSendBegin, current_.header, peer_);
+  do {
+    writes_.push_back(take_next(precedence));
+    const Frame& taken = writes_.back();
+    to_write_ += bytes_of(taken);
+    if (!carries_slice(taken.header.kind)) continue;
+    queued_for_ += now - taken.queued_at;
+    trace_at(recorder_, now, TraceKind::kSendBegin, taken.header, peer_);
+  } while (takes_more(precedence));
+}
+
+bool Van::takes_more(const Precedence& precedence) const {
+  const PriorityQueue<Frame>* const next = next_queue(precedence);
+  return next != nullptr && to_write_ + bytes_of(next->top()) <= kGathered;
+}
+
+Frame Van::take_next(const Precedence& precedence) {
+  PriorityQueue<Frame>& queue = next_queue(precedence) == &yielding_ ? yielding_ : queue_;
+  const Frame& next = queue.top();
+  return next.goes_by_fields && !are_same(next.fields, out_fields_) ? telling_fields_of(next) : queue.pop();
 }
 
 // As urgent as the frame that it precedes, which stays where it is: a more urgent one that comes meanwhile is looked at anew.
@@ -100,40 +115,62 @@ void Van::take_fields() {
 
 void Van::prepare() {
   if (std::exchange(prepared_, true)) return;
-  if (current_.encoder != nullptr) {
-    encoded_.resize(current_.header.payload_bytes);
-    current_.encoder->encode(current_.header, current_.payload, encoded_.data());
-    current_.payload = encoded_.data();
+  if (writes_.size() == 1) {
+    Frame& alone = writes_.front();
+    if (alone.encoder != nullptr) staged_.resize(alone.header.payload_bytes);
+    return prepare(alone, staged_.data());
   }
-  if (checksums_ && has_checksum(current_.header.kind))
-    current_.header.crc32c = checksum_of(current_.header, current_.payload);
+  staged_.resize(to_write_);
+  char* at = staged_.data();
+  for (Frame& frame : writes_) {
+    char* const payload = at + sizeof(Header);
+    prepare(frame, payload);
+    if (frame.header.payload_bytes > 0 && frame.payload != payload)
+      std::memcpy(payload, frame.payload, frame.header.payload_bytes);
+    std::memcpy(at, &frame.header, sizeof(Header));
+    at += bytes_of(frame);
+  }
+}
+
+void Van::prepare(Frame& frame, char* room_for_payload) {
+  if (frame.encoder != nullptr) {
+    frame.encoder->encode(frame.header, frame.payload, room_for_payload);
+    frame.payload = room_for_payload;
+  }
+  if (checksums_ && has_checksum(frame.header.kind)) frame.header.crc32c = checksum_of(frame.header, frame.payload);
 }
 
 Van::Progress Van::write_some() {
   prepare();
-  const size_t header_done = std::min(written_, sizeof(Header));
-  const size_t payload_done = written_ - header_done;
   iovec parts[2];
   int count = 0;
-  if (header_done < sizeof(Header)) parts[count++] = rest_of(&current_.header, sizeof(Header), header_done);
-  if (current_.header.payload_bytes > 0)
-    parts[count++] = rest_of(current_.payload, current_.header.payload_bytes, payload_done);
-
+  if (writes_.size() > 1) {
+    parts[count++] = rest_of(staged_.data(), to_write_, written_);
+  } else {
+    const Frame& alone = writes_.front();
+    const size_t of_header = std::min(written_, sizeof(Header));
+    if (of_header < sizeof(Header)) parts[count++] = rest_of(&alone.header, sizeof(Header), of_header);
+    if (alone.header.payload_bytes > 0)
+      parts[count++] = rest_of(alone.payload, alone.header.payload_bytes, written_ - of_header);
+  }
   const IoResult result = stream_->write(parts, count);
   written_ += result.bytes;
   bytes_sent_.fetch_add(result.bytes, std::memory_order_relaxed);
-  if (written_ == sizeof(Header) + current_.header.payload_bytes) {
+  if (written_ == to_write_) {
     writing_ = false;
-    let_go(held_by(current_));
-    if (carries_slice(current_.header.kind)) {
-      slices_sent_.fetch_add(1, std::memory_order_relaxed);
-      trace(recorder_, TraceKind::kSendEnd, current_.header, peer_);
-    }
+    for (const Frame& frame : writes_) note_left(frame);
     return Progress::kFrameDone;
   }
   if (result.error == 0 || result.error == EAGAIN) return Progress::kBlocked;  // it took less than offered: it is full
   error_ = result.error;
   return Progress::kBroken;
+}
+
+void Van::note_left(const Frame& frame) {
+  let_go(held_by(frame));
+  if (!carries_slice(frame.header.kind)) return;
+  slices_sent_.fetch_add(1, std::memory_order_relaxed);
+  trace(recorder_, TraceKind::kSendEnd, frame.header, peer_);
 }
 
 void Van::add_to(Traffic& total) const {
@@ -149,14 +186,15 @@ void Van::add_to(Traffic& total) const {
 }
 
 Van::Progress Van::read_some() {
+  const size_t begun = ahead_bytes();  // of a header
+  std::memmove(ahead_.data(), ahead_.data() + ahead_begin_, begun);
+  ahead_begin_ = 0;
+  ahead_end_ = begun;
   iovec parts[2];
   int count = 0;
-  if (reading_ == Reading::kPayload) {
-    parts[count++] = rest_of(in_payload_, in_header_.payload_bytes, in_payload_bytes_);
-    parts[count++] = rest_of(&ahead_, sizeof(Header), ahead_bytes_);
-  } else {
-    parts[count++] = rest_of(&in_header_, sizeof(Header), in_header_bytes_);
-  }
+  const size_t rest = reading_ == Reading::kPayload ? in_header_.payload_bytes - in_payload_bytes_ : 0;
+  if (rest > 0) parts[count++] = {static_cast<char*>(in_payload_) + in_payload_bytes_, rest};
+  parts[count++] = {ahead_.data() + ahead_end_, ahead_.size() - ahead_end_};
   const IoResult result = stream_->read(parts, count);
   if (result.error == EAGAIN) return Progress::kBlocked;
   if (result.error != 0) {
@@ -166,13 +204,9 @@ Van::Progress Van::read_some() {
   if (result.end) return Progress::kEnd;
   bytes_received_.fetch_add(result.bytes, std::memory_order_relaxed);
   has_read_all_ = result.emptied;
-  const size_t first = std::min(result.bytes, parts[0].iov_len);
-  if (reading_ == Reading::kPayload) {
-    in_payload_bytes_ += first;
-    ahead_bytes_ += result.bytes - first;
-  } else {
-    in_header_bytes_ += first;
-  }
+  const size_t of_payload = std::min(result.bytes, rest);
+  in_payload_bytes_ += of_payload;
+  ahead_end_ += result.bytes - of_payload;
   return Progress::kMoved;
 }
 
@@ -183,13 +217,9 @@ void Van::await_rest() {
 }
 
 Van::Event Van::next() {
-  if (reading_ == Reading::kFrameReady) {  // the caller is done with the frame told last
-    in_header_ = ahead_;
-    in_header_bytes_ = ahead_bytes_;
-    ahead_bytes_ = 0;
-    reading_ = Reading::kHeader;
-  }
-  if (reading_ == Reading::kHeader && in_header_bytes_ == sizeof(Header)) {
+  if (reading_ == Reading::kFrameReady) reading_ = Reading::kHeader;  // the caller is done with the frame told last
+  if (reading_ == Reading::kHeader && ahead_bytes() >= sizeof(Header)) {
+    take_ahead(&in_header_, sizeof(Header));
     reading_ = Reading::kHeaderReady;
     if (carries_slice(in_header_.kind)) trace(recorder_, TraceKind::kReceiveBegin, in_header_, peer_);
     return Event::kHeader;
@@ -207,8 +237,14 @@ Van::Event Van::next() {
 
 void Van::payload_goes_to(void* destination) {
   in_payload_ = destination;
-  in_payload_bytes_ = 0;
+  in_payload_bytes_ = std::min<size_t>(in_header_.payload_bytes, ahead_bytes());
+  if (in_payload_bytes_ > 0) take_ahead(destination, in_payload_bytes_);
   reading_ = Reading::kPayload;
+}
+
+void Van::take_ahead(void* to, size_t bytes) {
+  std::memcpy(to, ahead_.data() + ahead_begin_, bytes);
+  ahead_begin_ += bytes;
 }
 
 }  // namespace p3

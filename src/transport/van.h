@@ -2,11 +2,13 @@
 //
 // Threads: push() and queue accessors under the Transport's lock; write_some() by who holds its sending role,
 //          read_some() by the receiver. The Van itself has no lock and no thread.
+// Calls:   small frames that wait for the same van leave in one write, and what came of several is read at once.
 // State:   of the connection, as its reader sees it, it only moves forward; replace() begins a new life.
 // Memory:  a queued frame borrows its payload (see Transport).
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -88,15 +90,16 @@ class Van {
   bool can_move(const Precedence& precedence) const { return writing_ || next_queue(precedence) != nullptr; }
   // Of the frame that would move next. Precondition: can_move().
   Urgency next_urgency(const Precedence& precedence) const {
-    return writing_ ? urgency_of(current_.header) : next_queue(precedence)->top_urgency();
+    return writing_ ? urgency_of(writes_.front().header) : next_queue(precedence)->top_urgency();
   }
-  // Takes the next frame off the queue unless one is half written; or, if that goes by other fields than the frames
-  // before, begins to tell those first.
-  void begin_frame(std::chrono::steady_clock::time_point now, const Precedence& precedence = {});
-  // Writes what the stream accepts. kFrameDone: sent_frame() has left. kBlocked: the stream is full.
+  // Takes the next frame off the queue unless one is half written; and those behind it that leave in the same call, if all
+  // of them together are small. Ahead of one that goes by other fields than the frames before, it begins to tell those.
+  void begin_frames(std::chrono::steady_clock::time_point now, const Precedence& precedence = {});
+  // Writes what the stream accepts. kFrameDone: all of writes() have left. kBlocked: the stream is full.
   Progress write_some();
-  const Frame& sent_frame() const { return current_; }
-  void give_up_frame() { writing_ = false; }
+  // What is being written, or was last, in the order in which it leaves.
+  const std::vector<Frame>& writes() const { return writes_; }
+  void give_up_frames() { writing_ = false; }
 
   // Under the Transport's lock. `edges` counts the write events, so that one which comes between a write that found
   // the stream full and the moment that is noted is not lost.
@@ -108,7 +111,8 @@ class Van {
   std::atomic<bool> broken{false};
 
   // --- receiving ---------------------------------------------------------------------------------------------------
-  // One system call. After kMoved, call next() until it returns kNothing.
+  // One system call, for the rest of a payload and what follows it: many frames, if they are small. Only when next() has
+  // returned kNothing.
   Progress read_some();
   // The last read_some() has left nothing to read.
   bool has_read_all() const { return has_read_all_; }
@@ -117,6 +121,7 @@ class Van {
   void await_any() { stream_->await(1); }
   enum class Event { kNothing, kHeader, kFrame };
   // kHeader: received_header() is complete; payload_goes_to() must follow. kFrame: the payload lies where it was told.
+  // kNothing: for more, more must be read.
   Event next();
   const Header& received_header() const { return in_header_; }
   void* received_payload() const { return in_payload_; }
@@ -129,7 +134,8 @@ class Van {
     return !checksums_ || !has_checksum(in_header_.kind) || checksum_of(in_header_, in_payload_) == in_header_.crc32c;
   }
   void payload_goes_to(void* destination);
-  bool mid_receive() const { return reading_ != Reading::kHeader || in_header_bytes_ > 0; }
+  // Part of a frame has come.
+  bool mid_receive() const { return reading_ != Reading::kHeader || ahead_bytes() > 0; }
 
   // --- what is kept for the peer alone: frames that wait to leave, and what it has sent and nobody has worked on -----
   // Any thread.
@@ -158,6 +164,7 @@ class Van {
   std::atomic<int> error_{0};  // written by the sender and the receiver
 
   static uint64_t held_by(const Frame& frame) { return sizeof frame + frame.copied_bytes; }
+  static size_t bytes_of(const Frame& frame) { return sizeof(Header) + frame.header.payload_bytes; }
 
   std::atomic<uint64_t> held_bytes_{0}, peak_held_bytes_{0};
   // Since the start; written by one thread each.
@@ -166,6 +173,10 @@ class Van {
   std::chrono::steady_clock::duration queued_for_{};  // all slices so far
 
   void prepare();
+  void prepare(Frame& frame, char* room_for_payload);
+  Frame take_next(const Precedence& precedence);
+  bool takes_more(const Precedence& precedence) const;
+  void note_left(const Frame& frame);
   Frame telling_fields_of(const Frame& next);
 
   uint64_t queued() const { return queue_.size() + yielding_.size(); }
@@ -174,23 +185,29 @@ class Van {
 
   PriorityQueue<Frame> queue_;
   PriorityQueue<Frame> yielding_;  // what may be kept back, so that nothing else waits behind it
-  Frame current_;
-  std::vector<char> encoded_;  // current_'s payload, if it has an encoder
-  bool prepared_ = false;      // current_ is as it will be sent
+  // More than one only if they are no more than these bytes: so much can no longer be overtaken, less than the stream takes.
+  static constexpr size_t kGathered = 4 << 10;
+  std::vector<Frame> writes_;
+  size_t to_write_ = 0;       // bytes of writes_, headers included
+  std::vector<char> staged_;  // all of writes_, if there are several; or the payload of one that has an encoder
+  bool prepared_ = false;     // writes_ are as they will be sent
   bool writing_ = false;
-  size_t written_ = 0;       // of current_, header included
+  size_t written_ = 0;       // of to_write_
   SharedFields out_fields_;  // as told last
 
   enum class Reading { kHeader, kHeaderReady, kPayload, kFrameReady };
   Reading reading_ = Reading::kHeader;
   Header in_header_;
-  size_t in_header_bytes_ = 0;
   void* in_payload_ = nullptr;
   size_t in_payload_bytes_ = 0;
   bool has_read_all_ = false;
-  // The header behind the payload being read: one system call fetches both.
-  Header ahead_;
-  size_t ahead_bytes_ = 0;
+  // What has come behind the payload that is being read, or before any: headers, and payloads until it is known where they
+  // go. Of a large payload so much is copied once more, which costs less than a system call.
+  static constexpr size_t kReadAhead = 4 << 10;
+  std::array<char, kReadAhead> ahead_;
+  size_t ahead_begin_ = 0, ahead_end_ = 0;
+  size_t ahead_bytes() const { return ahead_end_ - ahead_begin_; }
+  void take_ahead(void* to, size_t bytes);
   FieldValues arriving_fields_;
   SharedFields in_fields_;
 };

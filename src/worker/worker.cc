@@ -233,6 +233,7 @@ Counters Worker::counters() const {
   counters.local = impl_->transport_.traffic_with(near);
   counters.buffer_bytes = impl_->leader_.pool().bytes_in_use();
   counters.peak_buffer_bytes = impl_->leader_.pool().peak_bytes();
+  counters.system_calls = impl_->transport_.system_calls();
   counters.rounds = impl_->rounds_;
   counters.last_round = impl_->last_round_;
   return counters;

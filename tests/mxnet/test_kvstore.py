@@ -238,6 +238,7 @@ def test_stats_tell_of_servers_queues_and_keys(kv):
     assert {name: server[name] for name in server if name != "itself"}.items() <= stats.items()
     assert stats["queued_slices"] == 0 and stats["peak_queued_slices"] >= 1 and stats["queued_s"] > 0
     assert server["itself"]["rounds"] >= 12 and server["itself"]["cpu_s"] > 0
+    assert stats["system_calls"] > 0 and server["itself"]["system_calls"] > 0
     large, small = stats["keys"]["large"], stats["keys"]["small"]
     assert (large["rounds"], large["compression"], small["rounds"], small["compression"]) == (3, "fp16", 0, None)
     assert 0 < large["longest_wait_s"] <= large["waited_s"] < 60

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Iterable, Iterator, List, Optional, Set
+from typing import Iterable, Iterator, List, NamedTuple, Optional, Set
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -18,6 +18,26 @@ def process_cpu_s(pid: int) -> Optional[float]:
     """User and system time of one process, with what its ended children used; None once it has been waited for."""
     fields = _stat(str(pid))
     return None if fields is None else _cpu_s(fields)
+
+
+class Switches(NamedTuple):
+    """How often threads have left their core."""
+
+    slept: int  # to wait for something, so they were woken as often
+    preempted: int  # for another one to run
+
+    def since(self, before: "Switches") -> "Switches":
+        return Switches(self.slept - before.slept, self.preempted - before.preempted)
+
+
+def session_switches(sessions: Iterable[int]) -> Switches:
+    """Of all threads of these sessions that are alive."""
+    total = [0, 0]
+    for fields in _stat_of(set(sessions)):
+        for task in _tasks(fields[-1]):
+            for i, name in enumerate(("voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:")):
+                total[i] += _status(task, name)
+    return Switches(*total)
 
 
 def session_peak_rss(session: int) -> int:
@@ -74,10 +94,22 @@ def _cpu_s(stat: List[str]) -> float:
     return sum(map(int, stat[11:15])) / TICKS_PER_S  # utime, stime, cutime, cstime
 
 
-def _status_bytes(pid: str, field: str) -> int:
-    """0 for a process that has ended."""
+def _tasks(pid: str) -> List[str]:
+    """Its threads, as paths below /proc; none of a process that has ended."""
     try:
-        lines = Path("/proc", pid, "status").read_text().splitlines()
+        return [f"{pid}/task/{task}" for task in os.listdir(f"/proc/{pid}/task")]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _status_bytes(pid: str, field: str) -> int:
+    return _status(pid, field) * 1024
+
+
+def _status(task: str, field: str) -> int:
+    """0 for one that has ended."""
+    try:
+        lines = Path("/proc", task, "status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+    return sum(int(line.split()[1]) for line in lines if line.startswith(field))

@@ -26,6 +26,9 @@ CPU s/GB        CPU seconds over the timed rounds per 10^9 bytes moved, which ar
                 all workers: of the job's processes (user + system), and of the whole machine (interrupts included,
                 and whatever else runs, so leave it alone). Median over turns.
 round, network  median time of a round of the slowest worker; and what a round brings in and out of a host's card.
+per MB          how often, for 10^6 bytes moved, a thread of the job has slept, and so was woken, and how often one had
+                to make room for another; and the system calls of P3's core, in workers and servers, to move bytes, to
+                sleep and to wake. Medians over turns.
 memory          peak resident size of the largest server; and by how much the largest worker, in the timed rounds,
                 exceeded what it held before it opened the store (MXNet, gradients, outputs). Both in sizes of the
                 model, of which each server keeps a part.
@@ -41,7 +44,7 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
-from typing import Dict, List, Sequence
+from typing import Callable, Dict, List, Optional, Sequence
 
 from p3.measure import arguments as given
 from p3.measure.jobs import machine
@@ -165,6 +168,7 @@ def summary(turns: List[Turn], setup: Setup, server_peak: int, waiting_cpu_s: fl
         "goodput_max": max(goodput),
         "job_cpu_s_per_gb": statistics.median(turn.job_cpu_s / (turn.moved_bytes / 1e9) for turn in turns),
         "machine_cpu_s_per_gb": statistics.median(turn.machine_cpu_s / (turn.moved_bytes / 1e9) for turn in turns),
+        **{f"{name}_per_mb": per_mb(turns, of) for name, of in PER_MB.items()},
         "round_s": statistics.median(max(same) for turn in turns for same in zip(*turn.round_s)),
         "network_models": statistics.median(turn.network_bytes / len(turn.round_s[0]) for turn in turns)
         / setup.model_bytes,
@@ -173,6 +177,18 @@ def summary(turns: List[Turn], setup: Setup, server_peak: int, waiting_cpu_s: fl
         "waiting_cpu_s": waiting_cpu_s,
         "timed_rounds": sum(len(turn.round_s[0]) for turn in turns),
     }
+
+
+PER_MB: Dict[str, Callable[[Turn], Optional[int]]] = {
+    "slept": lambda turn: turn.switches.slept,
+    "preempted": lambda turn: turn.switches.preempted,
+    "system_calls": lambda turn: turn.system_calls,
+}
+
+
+def per_mb(turns: List[Turn], of: Callable[[Turn], Optional[int]]) -> Optional[float]:
+    counts = [(of(turn), turn.moved_bytes / 1e6) for turn in turns]
+    return None if any(count is None for count, _ in counts) else statistics.median(n / mb for n, mb in counts)
 
 
 def print_table(results: Dict[str, Dict[str, float]]) -> None:
@@ -185,9 +201,11 @@ def print_table(results: Dict[str, Dict[str, float]]) -> None:
             f"{r['machine_cpu_s_per_gb']:<9.2f}{r['server_peak_models']:<9.2f}{r['worker_added_models']:<9.2f}"
             f"{r['waiting_cpu_s']:.2f}"
         )
-    print(f"\n{'':12}{'round, s':10}network, models a round and host")
+    print(f"\n{'':12}{'round, s':10}{'network, models':17}per MB:")
+    print(f"{'':12}{'':10}{'a round and host':17}{'slept':9}{'preempted':11}system calls")
     for store, r in results.items():
-        print(f"{store:12}{r['round_s']:<10.3f}{r['network_models']:.2f}")
+        counts = ["-" if r[f"{name}_per_mb"] is None else f"{r[f'{name}_per_mb']:.1f}" for name in PER_MB]
+        print(f"{store:12}{r['round_s']:<10.3f}{r['network_models']:<17.2f}{counts[0]:9}{counts[1]:11}{counts[2]}")
     for base in ("dist_sync", "mxnet_p3", "p3_apart", "p3_sync"):
         if base not in results or (base == "p3_sync" and not {"p3_checksum", "p3_tls"} & set(results)):
             continue

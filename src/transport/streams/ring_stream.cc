@@ -146,14 +146,16 @@ IoResult RingStream::read(const iovec* parts, int count) {
       if (result.bytes > 0) return result;
       if (control.written.load() - control.taken.load() > capacity_) return {0, EPROTO, false};
       // Empty. The same dance as in write(); the event is cleared before the last look.
+      note_call();
       clear_event(in_.bytes_came);
       control.reader_sleeps.store(1);
       if (control.written.load() != control.taken.load()) {
         // The event was cleared with bytes there; while there are any it must be set, or it would be no level.
-        if (control.reader_sleeps.exchange(0) != 0) raise_event(in_.bytes_came);
+        if (control.reader_sleeps.exchange(0) != 0) raise(in_.bytes_came);
         continue;
       }
       char unused;
+      note_call();
       const ssize_t n = recv(socket_, &unused, 1, MSG_DONTWAIT);
       if (n > 0) return {0, EPROTO, false};  // nothing is ever sent there
       if (n < 0 && (errno == EWOULDBLOCK || errno == EINTR)) return {0, EAGAIN, false};
@@ -181,9 +183,14 @@ size_t RingStream::copy_in(const char* from, size_t size) {
   return size;
 }
 
+void RingStream::raise(int event) {
+  note_call();
+  raise_event(event);
+}
+
 void RingStream::wake_reader() {
   Control& control = *out_.control;
-  if (control.reader_sleeps.load() != 0 && control.reader_sleeps.exchange(0) != 0) raise_event(out_.bytes_came);
+  if (control.reader_sleeps.load() != 0 && control.reader_sleeps.exchange(0) != 0) raise(out_.bytes_came);
 }
 
 // At most one grain; 0: the ring is empty, or its counters are nonsense.
@@ -200,7 +207,7 @@ size_t RingStream::copy_out(char* to, size_t size) {
   control.taken.store(taken + size);
   // Not before half is free: a writer that is woken for each grain does nothing but wake and sleep.
   if (used - size <= capacity_ / 2 && control.writer_sleeps.load() != 0 && control.writer_sleeps.exchange(0) != 0)
-    raise_event(in_.room_was_made);
+    raise(in_.room_was_made);
   return size;
 }
 

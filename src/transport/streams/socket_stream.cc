@@ -97,6 +97,7 @@ IoResult SocketStream::send(Piece& piece, bool ends_segment) {
   message.msg_iov = piece.parts;
   message.msg_iovlen = static_cast<size_t>(piece.count);
   ssize_t n;
+  note_call();
   do n = sendmsg(fd_, &message, MSG_DONTWAIT | MSG_NOSIGNAL | (ends_segment ? MSG_EOR : 0));
   while (n < 0 && errno == EINTR);
   if (n < 0) return {0, errno == EWOULDBLOCK ? EAGAIN : errno, false};
@@ -117,6 +118,7 @@ void SocketStream::look_at_path() {
 bool SocketStream::measure_path() {
   tcp_info info{};
   socklen_t length = sizeof info;
+  note_call();
   if (getsockopt(fd_, IPPROTO_TCP, TCP_INFO, &info, &length) != 0 ||
       length < offsetof(tcp_info, tcpi_min_rtt) + sizeof info.tcpi_min_rtt)
     return false;
@@ -169,6 +171,7 @@ IoResult SocketStream::read(const iovec* parts, int count) {
   message.msg_iov = const_cast<iovec*>(parts);
   message.msg_iovlen = static_cast<size_t>(count);
   ssize_t n;
+  note_call();
   do n = recvmsg(fd_, &message, MSG_DONTWAIT);
   while (n < 0 && errno == EINTR);
   if (n < 0) return {0, errno == EWOULDBLOCK ? EAGAIN : errno, false};
@@ -184,6 +187,7 @@ void SocketStream::await(size_t bytes) {
   const size_t most = std::min<size_t>(bound_ / 2, kMostAwaited);
   const int low_water = bytes < kLeastAwaited ? 1 : static_cast<int>(std::min(bytes, most));
   if (std::exchange(low_water_, low_water) == low_water) return;
+  note_call();
   setsockopt(fd_, SOL_SOCKET, SO_RCVLOWAT, &low_water, sizeof low_water);
 }
 

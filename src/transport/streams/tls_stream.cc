@@ -226,6 +226,7 @@ IoResult TlsStream::read(const iovec* parts, int count) {
 
 void TlsStream::set_buffered(bool buffered) {
   if (buffered == std::exchange(buffered_, buffered)) return;
+  note_call();
   if (buffered)
     raise_event(buffered_event_);
   else

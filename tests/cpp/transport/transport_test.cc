@@ -341,6 +341,77 @@ TEST(Transport, WorkThatIsAskedForDuringWorkIsDoneAtOnce) {
   node.transport.stop();
 }
 
+// The stream tells when it takes more, and until then nobody can do anything.
+TEST(Transport, WhatHasToWaitForAFullStreamWakesNobody) {
+  const Payloads payloads;
+  NodeOptions options;
+  options.heartbeat_s = 50;
+  options.timeout_s = 1000;
+  Node node("node", options);
+  const auto [end, fd] = tcp_pair(32 << 10);
+  const RawPeer peer(end);  // which does not read
+  node.transport.add_van(stream_of(fd), "peer", 0);
+  node.transport.start();
+  const auto push_some = [&] {
+    for (int i = 0; i < 100; ++i) node.transport.send({{0, payloads.frame(1, 0, kMaxPayload)}});
+  };
+  const auto calls_in_a_while = [&] {
+    const uint64_t before = node.transport.system_calls();
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    return node.transport.system_calls() - before;
+  };
+  push_some();
+  EXPECT_TRUE(within_deadline([&] { return calls_in_a_while() == 0; }));
+  const uint64_t before = node.transport.system_calls();
+  push_some();
+  calls_in_a_while();
+  EXPECT_EQ(node.transport.system_calls(), before);
+  node.transport.stop();
+}
+
+TEST(Transport, SmallPiecesOfWorkAreDoneByTheDozenBetweenTwoLooksAtTheVans) {
+  NodeOptions options;
+  options.heartbeat_s = 1000;
+  options.timeout_s = 10000;
+  Node node("node", options);
+  constexpr int kPieces = 2000;
+  std::atomic<int> calls{0};
+  node.on_work = [&] { return ++calls < kPieces; };
+  node.transport.start();
+  node.transport.ask_for_work();
+  EXPECT_TRUE(within_deadline([&] { return calls >= kPieces; }));
+  EXPECT_LT(node.transport.system_calls(), kPieces / 4u);
+  node.transport.stop();
+}
+
+TEST(Transport, FramesThatCameWholeCountThoughTheConnectionWasLostInTheNextOne) {
+  const Payloads payloads;
+  for (auto open : {+[] { return tcp_pair(); }, +[] { return unix_pair(); }}) {
+    constexpr uint64_t kWhole = 10;
+    Node node("node");
+    std::atomic<uint64_t> came{0};
+    node.on_slice = [&](int, const Header&) { ++came; };
+    const auto [end, fd] = open();
+    RawPeer peer(end);
+    node.transport.add_van(stream_of(fd), "peer", 0);
+    node.transport.start();
+    std::vector<char> bytes;
+    for (uint64_t i = 0; i <= kWhole; ++i) {
+      const Frame frame = payloads.frame(static_cast<uint32_t>(i), 0, 100);
+      const char* header = reinterpret_cast<const char*>(&frame.header);
+      const char* payload = static_cast<const char*>(frame.payload);
+      bytes.insert(bytes.end(), header, header + sizeof(Header));
+      bytes.insert(bytes.end(), payload, payload + (i < kWhole ? 100 : 50));
+    }
+    peer.send_bytes(bytes.data(), bytes.size());
+    peer.close();
+    ASSERT_TRUE(within_deadline([&] { return node.transport.error().has_value(); }));
+    EXPECT_EQ(node.transport.error()->kind(), ErrorKind::kPeerLost);
+    EXPECT_EQ(came, kWhole);
+    EXPECT_EQ(node.torn, 0u);
+  }
+}
+
 // A peer that takes whatever comes at once.
 class Sink : public Stream {
  public:

@@ -402,6 +402,7 @@ TEST(WorkerCounters, TellOfEachKeyAndEachServer) {
   EXPECT_EQ(traffic.queued_slices, 0u);
   EXPECT_GE(traffic.peak_queued_slices, 1u);
   EXPECT_GT(traffic.queued_s, 0);
+  EXPECT_GT(job.worker.counters().system_calls, traffic.slices_sent + traffic.slices_received);
   EXPECT_THROW(job.worker.traffic_with(1), Error);
   EXPECT_THROW(job.worker.traffic_with(-1), Error);
   EXPECT_THROW(job.worker.key_counters(2), Error);

@@ -41,8 +41,20 @@ def test_turn_counts_rounds_of_every_worker(job):
     turn = job.turn(rounds=3)
     assert [len(seconds) for seconds in turn.round_s] == [3, 3]
     assert turn.moved_bytes == 2 * 2 * 3 * 3000 * 4  # both ways, two workers, three rounds
+    assert turn.switches.slept > 0  # each worker waits for each round at least
+    assert turn.system_calls is None  # which only a core of P3's counts
     job.check_sums()
     job.leave()
+
+
+@needs_lab
+def test_system_calls_of_the_core_are_counted(tmp_path):
+    pytest.importorskip("mxnet")
+    with hosts.lab(2) as lab, jobs.PushPullJob("p3_sync", lab, SETUP, port=9100, folder=tmp_path) as job:
+        job.start()
+        turn = job.turn(rounds=2)
+        assert turn.system_calls > 0
+        job.leave()
 
 
 @needs_lab

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Sequence
+from typing import List, Optional, Sequence
 
 from p3.measure.jobs import nic, usage
 from p3.measure.jobs.controlled import ControlledJob
@@ -48,6 +48,8 @@ class Turn:
     job_cpu_s: float
     machine_cpu_s: float
     network_bytes: int  # in and out of each host's card, on average
+    switches: usage.Switches  # of the job's threads
+    system_calls: Optional[int]  # of the core's threads, in workers and servers; None: it is another store
     worker_added_bytes: int  # peak resident size over what the worker held before it opened the store; the largest
 
 
@@ -72,17 +74,26 @@ class PushPullJob(ControlledJob):
 
     def turn(self, rounds: int) -> Turn:
         sessions = self.sessions()
-        network = self._card_bytes()
+        network, calls = self._card_bytes(), self._system_calls()
+        switches = usage.session_switches(sessions)
         job_s, machine_s = usage.session_cpu_s(sessions), usage.machine_busy_s()
         replies = self.ask({"rounds": rounds}, f"{rounds} rounds")
+        machine_s, job_s = usage.machine_busy_s() - machine_s, usage.session_cpu_s(sessions) - job_s
+        switches = usage.session_switches(sessions).since(switches)
         return Turn(
             round_s=[reply["seconds"] for reply in replies],
             moved_bytes=2 * self._setup.workers * rounds * self._setup.model_bytes,
-            machine_cpu_s=usage.machine_busy_s() - machine_s,
-            job_cpu_s=usage.session_cpu_s(sessions) - job_s,
+            machine_cpu_s=machine_s,
+            job_cpu_s=job_s,
             network_bytes=self._card_bytes() - network,
+            switches=switches,
+            system_calls=None if calls is None else self._system_calls() - calls,
             worker_added_bytes=max(reply["added_bytes"] for reply in replies),
         )
+
+    def _system_calls(self) -> Optional[int]:
+        counts = [reply["system_calls"] for reply in self.ask({"count": True}, "the count of system calls")]
+        return None if None in counts else sum(counts)
 
     def _card_bytes(self) -> int:
         return sum(sum(nic.totals(host)) for host in self._hosts) // len(self._hosts)

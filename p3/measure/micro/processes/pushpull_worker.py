@@ -9,6 +9,8 @@ It does what it is asked by its benchmark (p3/measure/workers/control.py):
                                                                    over what was resident before the store was opened
     {"check": true}      -> {"wrong": [keys]}                      one more round, from fresh values; keys whose sums
                                                                    are not what they must be
+    {"count": true}      -> {"system_calls": N}                    so far, of this worker's core, and on rank 0 of the
+                                                                   servers' as well; null: nobody counts them
     (the socket closes)     closes the store and ends
 
 A round pushes and pulls every key once, key 0 most urgent, and lasts from the first call until all outputs can be read.
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Callable, List
+from typing import Callable, List, Optional
 
 import numpy as np
 
@@ -40,6 +42,8 @@ def main(store: str, sizes: List[int]) -> None:
             reset_own_peak_rss()
             seconds = [timed(worker.round) for _ in range(request["rounds"])]
             control.say(seconds=seconds, added_bytes=own_peak_rss() - worker.own_bytes)
+        elif "count" in request:
+            control.say(system_calls=worker.system_calls())
         else:
             control.say(wrong=worker.wrong_keys())
 
@@ -92,6 +96,13 @@ class StoreWorker:
             if not np.array_equal(output.asnumpy(), pattern(key, size) * workers + sum_of_ranks)
         ]
 
+    def system_calls(self) -> Optional[int]:
+        if not hasattr(self._kv, "stats"):
+            return None
+        counters = self._kv.stats(servers=self._kv.rank == 0)
+        servers = [server["itself"] for server in counters["servers"] if "itself" in server]
+        return sum(node["system_calls"] for node in [counters, *servers])
+
     def close(self) -> None:
         del self._kv
 
@@ -113,6 +124,9 @@ class RawWorker:
         self._landing.fill(-1)
         self.round()
         return [] if np.array_equal(self._landing, self._outgoing) else [0]
+
+    def system_calls(self) -> None:
+        return None
 
     def close(self) -> None:
         self._tcp.close()
