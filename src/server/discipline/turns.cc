@@ -51,7 +51,8 @@ double Turns::note_push(int worker, const Header& push, Clock::time_point now) {
   return seconds_since(first_push_, now);
 }
 
-uint32_t Turns::note_init(int worker, uint64_t published) {
+uint32_t Turns::note_init(int worker, uint64_t published, bool has_value) {
+  has_value_ |= has_value;
   uint64_t& next = next_round_[index_of(worker)];
   if (next == 0) next = published + 1;
   return ++inits_[index_of(worker)];

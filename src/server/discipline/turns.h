@@ -33,8 +33,10 @@ class Turns {
   // A push of this worker, or of its machine, is in. Returns how long after the first one of the round; 0 without
   // synchronous rounds.
   double note_push(int worker, const Header& push, Clock::time_point now);
-  // An init is in. Returns how many of this worker's are.
-  uint32_t note_init(int worker, uint64_t published);
+  // An init is in, whole, with the value or without. Returns how many of this worker's are.
+  uint32_t note_init(int worker, uint64_t published, bool has_value);
+  // Whether any init with a value is in.
+  bool has_value() const { return has_value_; }
 
   // What others do that needs this worker too, and that it has not done.
   std::optional<Awaited> needs(int worker, uint64_t published) const;
@@ -87,10 +89,11 @@ class Turns {
   const ServerKey& key_;
   std::vector<uint64_t> next_round_;  // that each worker pushes next; 0: its first init is still to come
   std::vector<uint32_t> inits_;       // received from each worker
-  std::vector<bool> catches_up_;      // between replace() and take_request()
-  std::vector<uint64_t> fill_to_;     // by worker; empty: none was ever lost
-  int pushes_in_ = 0;                 // of the round
-  Clock::time_point first_push_;      // of the round
+  bool has_value_ = false;
+  std::vector<bool> catches_up_;   // between replace() and take_request()
+  std::vector<uint64_t> fill_to_;  // by worker; empty: none was ever lost
+  int pushes_in_ = 0;              // of the round
+  Clock::time_point first_push_;   // of the round
   // Without synchronous rounds, of what has come: and when the last push of each worker did.
   std::optional<Clocks> clocks_;
   std::vector<Clock::time_point> last_push_;

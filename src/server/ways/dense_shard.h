@@ -23,7 +23,7 @@ class DenseShard : public Shard {
  private:
   const char* problem_with_payload(const Header& header, int worker) const override;
 
-  bool has_first_value_ = false;  // receiver thread: first()'s first init has come, or is coming, or is not needed
+  bool has_first_value_ = false;  // receiver thread: first()'s first init has come, perhaps not whole, or is not needed
   bool is_loaded_ = false;
 };
 

@@ -503,6 +503,36 @@ TEST(OutlivingServer, DropsTheStateOfALoadedValueForTheNextFirstWorkersOwn) {
   EXPECT_EQ(job.receive_value(1), (std::vector<float>{1}));
 }
 
+// More than a socket holds: once it is written, the server has read the frame's beginning.
+void send_half_a_first_value(Job& job, size_t elements) {
+  const Header header = Job::header(FrameKind::kInit, 1, 0, 0, elements);
+  const std::vector<float> half(elements / 2, 7);
+  job.workers[0].send_bytes(&header, sizeof header);
+  job.workers[0].send_bytes(half.data(), half.size() * sizeof(float));
+}
+
+TEST(OutlivingServer, DoesNotTakeAHalfReceivedFirstValueForOne) {
+  Job job(2, outliving());
+  job.axes.slice_elements = 1'000'000;
+  job.define(1, 1'000'000);
+  send_half_a_first_value(job, 1'000'000);
+  job.server.dismiss_worker(0);
+  job.init(1, 1, 0);  // it has not heard that it is the first one now
+  EXPECT_TRUE(eventually([&] { return job.server.error().has_value(); }));
+}
+
+TEST(OutlivingServer, TakesTheNextFirstWorkersValueBehindAHalfReceivedOne) {
+  Job job(2, outliving());
+  job.axes.slice_elements = 1'000'000;
+  job.define(1, 1'000'000);
+  send_half_a_first_value(job, 1'000'000);
+  job.server.dismiss_worker(0);
+  const std::vector<float> whole(1'000'000, 3);
+  std::thread writer([&] { job.init(1, 1, 0, whole); });  // both may fill their sockets
+  EXPECT_EQ(job.receive_value(1), whole);
+  writer.join();
+}
+
 TEST(OutlivingServer, LetsTheNextFirstWorkerAskForASnapshotBeforeItHearsOfTheLossItself) {
   Job job(2, outliving(1));
   job.define(1, 1);
