@@ -144,20 +144,23 @@ def train(
     """`alone(round)` is called behind each round of a job that has lost a machine."""
     rounds = cell.course.rounds
     has_snapshots = "P3_SNAPSHOT_DIR" in os.environ
-    begun, state = session.resume() if has_snapshots else (0, {})
+    begun, state = session.resume() if has_snapshots or cell.rejoins else (0, None)
     history = list(state["history"]) if begun else []
     session.set_optimizer(0, SGD)
     keys = [session.declare(f"w{index}", (ELEMENTS,), "float32") for index in range(KEYS)]
     landings = [np.zeros(ELEMENTS, np.float32) for _ in keys]
     firsts = [np.full(ELEMENTS, weights([], index), np.float32) for index in range(KEYS)]
     for key, first, landing in zip(keys, firsts, landings):
-        if begun:
+        if begun and has_snapshots:
             first = session.resumed_value(key)
-        session.init(key, first if session.rank == 0 else None, landing).wait(WAIT_S)
-        if begun:
+        session.init(key, first if session.is_first else None, landing).wait(WAIT_S)
+        if begun and has_snapshots:
             session.restore(key)
     journal("begun", round=begun, **judged(cell, history, landings))
+    members = range(session.num_workers)
     for number in range(begun + 1, rounds + 1):
+        if cell.rejoins:
+            members = all_members(session, number - 1, history)
         gradients = [np.full(ELEMENTS, gradient(session.rank, number, index), np.float32) for index in range(KEYS)]
         if blow is not None:
             blow.before_round(session)
@@ -170,7 +173,7 @@ def train(
             operations.append(session.pushpull(key, pushed, landing, priority=-index, lr=1.0))
         for operation in operations:
             operation.wait(WAIT_S)
-        history.append(list(range(session.num_workers)))
+        history.append(list(members))
         journal("round", round=number, **judged(cell, history, landings))
         if has_snapshots:
             session.snapshot(number, keys, {"round": number, "history": history})
@@ -180,22 +183,36 @@ def train(
             alone(number)
 
 
+def all_members(session: Session, number: int, history: History) -> List[int]:
+    """At this mark, when another process has joined in the place of one that is lost."""
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        members = session.agree_on_members(number, {"history": list(history)})
+        if len(members) == session.num_workers or time.monotonic() > deadline:
+            return list(members)
+        time.sleep(0.05)
+
+
 def judged(cell: Cell, history: History, landings: list) -> dict:
     """Whether all elements are right; where an element may have one of two values, also a digest, which all workers
     must have alike."""
-    possible = _without(cell, history) if cell.departs else [history]
+    possible = _without(cell, history) if cell.departs or cell.rejoins else [history]
     wanted = ([weights(one, index) for one in possible] for index in range(KEYS))
     right = all(bool(np.isin(landing, values).all()) for landing, values in zip(landings, wanted))
-    return {"right": right, "digest": digest(landings)} if cell.departs else {"right": right}
+    return {"right": right, "digest": digest(landings)} if len(possible) > 1 else {"right": right}
 
 
 def _without(cell: Cell, history: History) -> List[History]:
     """What the history may be, if the victim departs: of the round in which it was struck, each slice has its gradient
-    or lacks it. Between rounds it has none under way."""
+    or lacks it. Between rounds it has none under way. If another one joins, it does before the next round."""
     course, rounds = cell.course, list(enumerate(history, 1))
     whole = {"first-round": 0, "snapshot": course.hit_snapshot, "exit": course.rounds}  # the last it took part in
     last = whole.get(cell.moment, course.hit_in - 1)
     lasts = (last,) if cell.moment in ("snapshot", "exit") else (last, last + 1)
+    if cell.rejoins:  # all take part in all other rounds
+        struck = last + 1
+        lacks = [[rank for rank in ranks if rank != cell.victim.rank or number != struck] for number, ranks in rounds]
+        return [history, lacks]
     return [[[rank for rank in ranks if rank != cell.victim.rank or number <= one] for number, ranks in rounds]
             for one in lasts]  # fmt: skip
 

@@ -17,6 +17,8 @@ FAULTS = {
     "comes back with both",
     "replace": "SIGKILL under `p3 run --on-worker-loss wait`: another process takes the worker's place",
     "depart": "a worker of three is struck under `p3 run --on-worker-loss continue`: the others train on without it",
+    "rejoin": "SIGKILL of a worker of three under `p3 run --on-worker-loss continue --rejoin`: another process joins "
+    "in its place",
 }
 MOMENTS = {
     "rendezvous": "before the job is complete",
@@ -49,6 +51,7 @@ TRAININGS = {
 
 
 COMES_BACK = ("restart", "gone", "back")
+GOES_ON = (*COMES_BACK, "replace", "depart", "rejoin")  # and so ends as it would have
 
 
 class Course(NamedTuple):
@@ -85,6 +88,11 @@ class Cell(NamedTuple):
         return self.fault == "depart"
 
     @property
+    def rejoins(self) -> bool:
+        """It departs, and another process joins."""
+        return self.fault == "rejoin"
+
+    @property
     def blow(self) -> str:
         return self.departs_by or _BLOW_OF.get(self.fault, KILL)
 
@@ -96,7 +104,7 @@ class Cell(NamedTuple):
     @property
     def workers(self) -> int:
         """One more where one departs, so that several go on and can be compared."""
-        return WORKERS + self.departs
+        return WORKERS + (self.departs or self.rejoins)
 
     @property
     def processes(self) -> Sequence[Victim]:
@@ -170,6 +178,9 @@ def _is_possible(cell: Cell) -> bool:
     if cell.loses_machine:  # with another number of workers, only NumPy's job knows the weights; one machine is as good
         is_later = cell.moment in ("mid-push", "mid-broadcast", "snapshot")
         return cell.training == NUMPY and cell.victim == Victim("worker", 1) and is_later
+    if cell.rejoins:  # what the job may have trained is known where it was struck in the midst of a round
+        is_later = cell.moment in ("first-round", "mid-push", "mid-broadcast")
+        return cell.training == NUMPY and cell.victim.role == "worker" and is_later
     if cell.departs:
         # Nobody goes on in a job that has not begun. How a worker was lost makes no difference to what it trained.
         is_later = cell.moment in ("mid-push", "mid-broadcast") and cell.blow == KILL

@@ -24,7 +24,7 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
 from p3.measure.jobs.job import LocalHost
 from p3.measure.chaos import lab_ssh
 from p3.measure.chaos.lab_ssh import LAB, host_of
-from p3.measure.chaos.matrix import COMES_BACK, NUMPY, SERVERS, Cell
+from p3.measure.chaos.matrix import GOES_ON, NUMPY, SERVERS, Cell
 from p3.measure.chaos.strike import environment, marked
 from p3.measure.lab import hosts
 
@@ -36,7 +36,7 @@ MACHINES = (1, 2)  # of the lab, each with a worker and a server, if it is machi
 # Of processes that were just killed; the kernel takes a moment.
 VANISH_S = 2.0
 
-GOOD = ("raised", "ended", "done", "came back", "replaced", "departed", "outlived")
+GOOD = ("raised", "ended", "done", "came back", "replaced", "departed", "rejoined", "outlived")
 
 _ERROR = re.compile(r"(?:(?:P3|Rendezvous|Authentication|Timeout|Runtime|Config)Error: |^p3: )(.*)")
 _ENDED = re.compile(r"^INFO p3.run: (\w+(?: \d+)?) ended with (.*)$")
@@ -88,8 +88,8 @@ def _command(cell: Cell, site: Sequence, folder: Path, seed: int) -> List[str]:
         launcher += ["--restarts", "2" if cell.fault == "back" else "1"]
     if cell.fault == "replace":
         launcher += ["--on-worker-loss", "wait"]
-    if cell.departs:
-        launcher += ["--on-worker-loss", "continue"]
+    if cell.departs or cell.rejoins:
+        launcher += ["--on-worker-loss", "continue", *(["--rejoin"] if cell.rejoins else [])]
     if cell.is_cut:
         machines, struck = [LAB], host_of(cell.victim)
         if cell.loses_machine:
@@ -250,10 +250,10 @@ def _outcome(cell: Cell, record: dict, done: set) -> str:
         return "missed"
     if any(record["left"].values()):
         return "left something"
-    if record["fault"] in (*COMES_BACK, "replace", "depart") or cell.is_outlived:
+    if record["fault"] in GOES_ON or cell.is_outlived:
         is_complete = len(done) == cell.workers_at_end and record["rounds"] == cell.course.rounds
         came_back = record["code"] == 0 and is_complete
-        back = {"replace": "replaced", "depart": "departed"}.get(cell.fault, "came back")
+        back = {"replace": "replaced", "depart": "departed", "rejoin": "rejoined"}.get(cell.fault, "came back")
         back = "outlived" if cell.is_outlived else back
         return back if came_back else "stayed away"
     if record["code"] == 0:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import statistics
 from typing import Dict, List, Optional
 
-from p3.measure.chaos.matrix import BLOWS, COMES_BACK, FAULTS, MOMENTS, NUMPY, ROLES, TRAININGS, is_outlived
+from p3.measure.chaos.matrix import BLOWS, COMES_BACK, FAULTS, GOES_ON, MOMENTS, NUMPY, ROLES, TRAININGS, is_outlived
 
-GOES_ON = (*COMES_BACK, "replace", "depart")
 _UNTIL_ON = "until each survivor had ended the round under way, or the job"
 BAD = ("wrong", "hung", "left something", "stayed away", "unnoticed", "mute", "missed")
 
@@ -44,6 +43,8 @@ def _summary(records: List[dict]) -> str:
         f" {sum(r['fault'] == 'replace' for r in struck)} |",
         f"| a worker departed, and the others went on with the right weights | {count('departed')} of"
         f" {sum(r['fault'] == 'depart' for r in struck)} |",
+        f"| another process joined in a lost worker's place, and the weights were right | {count('rejoined')} of"
+        f" {sum(r['fault'] == 'rejoin' for r in struck)} |",
         f"| errors of survivors that named whom the fault hit | {sum(r['names_victim'] for r in struck)} of"
         f" {sum(len(r['errors']) for r in struck)} |",
         f"| errors that named a round, of jobs that had begun | {sum(r['names_round'] for r in running)} of"

@@ -26,7 +26,7 @@ def judged(role, rank, fault, moment, outcome="raised", training=NUMPY, departs_
 def test_the_matrix_has_every_fault_at_every_moment_for_every_role():
     all_cells = list(cells(ROLES, tuple(FAULTS), tuple(MOMENTS), tuple(TRAININGS)))
     found = {(cell.victim.role, cell.fault, cell.moment) for cell in all_cells if cell.training == NUMPY}
-    faults = [fault for fault in FAULTS if fault not in ("replace", "depart", "gone", "back")]
+    faults = [fault for fault in FAULTS if fault not in ("replace", "depart", "rejoin", "gone", "back")]
     machines = {(role, fault) for role, fault, _ in found if fault in ("gone", "back")}
     assert machines == {("worker", "gone"), ("worker", "back")}
     found = {one for one in found if one[1] in faults}
@@ -99,6 +99,24 @@ def test_the_others_go_on_without_a_worker(rank, moment, departs_by):
     assert (record["code"], record["rounds"], record["errors"]) == (0, 6, {}), record
     assert record["p3_run"][0].startswith(f"worker {rank} ") and "goes on without it" in record["p3_run"][0], record
     assert 0 < record["on_s"] <= record["end_s"], record
+
+
+def test_another_process_joins_in_the_place_of_a_worker():
+    record = judged("worker", 0, "rejoin", "mid-push", "rejoined")
+    assert (record["code"], record["rounds"], record["begun"], record["errors"]) == (0, 6, 3, {}), record
+
+
+def test_whoever_joins_takes_part_in_all_rounds_but_that_in_which_its_predecessor_was_lost():
+    cell = Cell(Victim("worker", 1), "rejoin", "mid-push")
+    history = [[0, 1, 2]] * cell.course.rounds
+    lacks = [[0, 2] if number == cell.course.hit_in else ranks for number, ranks in enumerate(history, 1)]
+
+    def is_right(one):
+        landings = [np.full(2, job.weights(one, key), np.float32) for key in range(job.KEYS)]
+        return job.judged(cell, history, landings)["right"]
+
+    assert is_right(history) and is_right(lacks)
+    assert not is_right([[0, 2] if number >= cell.course.hit_in else ranks for number, ranks in enumerate(history, 1)])
 
 
 def test_a_slice_of_who_departs_is_in_the_sums_of_the_round_under_way_or_it_is_not():
