@@ -444,7 +444,7 @@ def test_servers_listen_at_the_ports_that_they_are_given_and_say_so_where_these_
         given = {"P3_SERVER_PORTS": ",".join(map(str, ports))}
         finished = run_job(script, workers=1, servers=2, env=given)
         assert (finished.code, finished.err) == (0, ""), finished
-        (told,) = finished.out.splitlines()
+        (told,) = re.findall(r"^\[worker 0\] \[.*\]$", finished.out, re.MULTILINE)  # others may have warned of a delay
         assert sorted(map(int, re.findall(r"\d{4,}", told))) == sorted(ports[1:])
         failed = run_job(script, workers=1, servers=3, env=given)
     text = "server (127.0.0.1): none of P3_SERVER_PORTS is free here: %d, %d, %d" % tuple(ports)
