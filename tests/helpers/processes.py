@@ -62,6 +62,15 @@ class Process:
             self.popen.returncode, out.decode(), err.decode(), time.monotonic() - self._started
         )
 
+    def read_until(self, text, times=1):
+        """What it has said, to the line with the `times`-th of these texts."""
+        said = ""
+        while said.count(text) < times:
+            line = self.read_line()
+            assert line, (said, self.wait(10))
+            said += line + "\n"
+        return said
+
     def read_line(self) -> str:
         """The next line of its standard output; pytest's own time-out is the deadline."""
         return self.popen.stdout.readline().decode().rstrip("\n")

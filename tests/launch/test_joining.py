@@ -38,15 +38,6 @@ def join(folder, processes, run, *options, steps=20, **env):
     return processes[-1]
 
 
-def read_until(run, text, times=1):
-    said = ""
-    while said.count(text) < times:
-        line = run.read_line()
-        assert line, (said, run.wait(10))
-        said += line + "\n"
-    return said
-
-
 def require_right(folder, said, members_at, workers, steps=20):
     """`members_at(step)`: who must be there."""
     for step in range(steps):
@@ -85,9 +76,9 @@ def require_right(folder, said, members_at, workers, steps=20):
 @pytest.mark.parametrize("env", [{}, {"P3_TLS": "1"}, {"P3_SERVER_THREADS": "2", "P3_LOCAL": "tcp"}])
 def test_two_join_at_once_and_the_weights_are_those_of_means_over_who_is_there(tmp_path, processes, env):
     run = start(tmp_path, processes, 4, [(0, 3), (2, 3)], [10], **env)
-    said = read_until(run, "The others go on without it", times=2)
+    said = run.read_until("The others go on without it", times=2)
     joining = [join(tmp_path, processes, run, **env) for _ in range(2)]
-    said += read_until(run, "waits to join the job", times=2)
+    said += run.read_until("waits to join the job", times=2)
     (tmp_path / "go-10").touch()
     ended = run.wait(100)
     came = [one.wait(30) for one in joining]
@@ -99,14 +90,14 @@ def test_two_join_at_once_and_the_weights_are_those_of_means_over_who_is_there(t
 @pytest.mark.parametrize("dies", ["trial", "frozen"])
 def test_one_that_dies_while_it_joins_leaves_the_job_as_it_was_and_the_next_one_joins(tmp_path, processes, dies):
     run = start(tmp_path, processes, 2, [(1, 3)], [10, 15], P3_TIMEOUT_S="2")
-    said = read_until(run, "The others go on without it")
+    said = run.read_until("The others go on without it")
     first = join(tmp_path, processes, run, P3S_DIES=dies, P3_TIMEOUT_S="2")
-    said += read_until(run, "waits to join the job")
+    said += run.read_until("waits to join the job")
     (tmp_path / "go-10").touch()
-    said += read_until(run, "worker 0 step 14:")
+    said += run.read_until("worker 0 step 14:")
     os.kill(first.popen.pid, signal.SIGKILL) if dies == "frozen" else first.wait(20)
     second = join(tmp_path, processes, run, P3_TIMEOUT_S="2")
-    said += read_until(run, "waits to join the job")
+    said += run.read_until("waits to join the job")
     (tmp_path / "go-15").touch()
     ended, came = run.wait(60), second.wait(60)
     assert ended.code == 0 and came.code == 0, (ended, came)
@@ -115,16 +106,16 @@ def test_one_that_dies_while_it_joins_leaves_the_job_as_it_was_and_the_next_one_
 
 def test_the_first_worker_may_die_while_one_is_on_trial_and_that_one_becomes_first_in_its_turn(tmp_path, processes):
     run = start(tmp_path, processes, 3, [(0, 3)], [10, 15])
-    said = read_until(run, "The others go on without it")
+    said = run.read_until("The others go on without it")
     joining = join(tmp_path, processes, run, P3S_DIES="late")  # as rank 0
-    said += read_until(run, "waits to join the job")
+    said += run.read_until("waits to join the job")
     (tmp_path / "go-10").touch()
-    came = read_until(joining, "has what it was given")
+    came = joining.read_until("has what it was given")
     for rank, step in ((1, None), (2, "worker 0 step 14:")):
         if step is not None:
-            came += read_until(joining, step)
+            came += joining.read_until(step)
         os.kill(worker(run, rank), signal.SIGKILL)
-        said += read_until(run, "The others go on without it")
+        said += run.read_until("The others go on without it")
     (tmp_path / "go-15").touch()
     ended, last = run.wait(60), joining.wait(60)
     assert ended.code == 0 and last.code == 0, (ended, last)
@@ -146,16 +137,16 @@ def worker(run, rank):
 @pytest.mark.parametrize("when", ["waits", "trains"])
 def test_the_next_scheduler_lets_one_join_or_knows_that_it_has(tmp_path, processes, when):
     run = start(tmp_path, processes, 3, [(1, 3)], [10, 15])
-    said = read_until(run, "The others go on without it")
+    said = run.read_until("The others go on without it")
     joining = join(tmp_path, processes, run)
-    said += read_until(run, "waits to join the job")
+    said += run.read_until("waits to join the job")
     if when == "trains":
         (tmp_path / "go-10").touch()
-        said += read_until(run, "worker 0 step 14:")
+        said += run.read_until("worker 0 step 14:")
     scheduler = scheduler_of(run)
     os.kill(scheduler, signal.SIGKILL)
     wait_until(lambda: scheduler_of(run) not in (None, scheduler), "another scheduler")
-    said += read_until(run, "waits to join the job" if when == "waits" else "all nodes have come back")
+    said += run.read_until("waits to join the job" if when == "waits" else "all nodes have come back")
     for step in (10, 15):
         (tmp_path / ("go-%d" % step)).touch()
     ended, came = run.wait(60), joining.wait(60)
@@ -165,9 +156,9 @@ def test_the_next_scheduler_lets_one_join_or_knows_that_it_has(tmp_path, process
 
 def test_p3_run_starts_others_for_lost_ones_again_and_again(tmp_path, processes):
     run = start(tmp_path, processes, 3, [(0, 3), (1, 8)], [5, 10], "--rejoin")
-    said = read_until(run, "waits to join the job")
+    said = run.read_until("waits to join the job")
     (tmp_path / "go-5").touch()
-    said += read_until(run, "waits to join the job")
+    said += run.read_until("waits to join the job")
     (tmp_path / "go-10").touch()
     ended = run.wait(60)
     assert ended.code == 0 and ended.err.count("another one is started now") == 2, ended
@@ -178,7 +169,7 @@ def test_p3_run_starts_others_for_lost_ones_again_and_again(tmp_path, processes)
 
 def test_one_that_is_never_let_in_says_so_and_so_does_the_end_of_the_job(tmp_path, processes):
     run = start(tmp_path, processes, 2, [(1, 3)], [10])
-    said = read_until(run, "worker 0 step 9:")
+    said = run.read_until("worker 0 step 9:")
     impatient = join(tmp_path, processes, run, "--wait", "1").wait(30)
     assert impatient.code == 1, impatient
     assert "waited 1 s (P3_JOIN, --wait) to join the job of the scheduler at" in impatient.err
@@ -188,7 +179,7 @@ def test_one_that_is_never_let_in_says_so_and_so_does_the_end_of_the_job(tmp_pat
     wanted = join(tmp_path, processes, run, P3_RANK="7").wait(30)
     assert wanted.code == 1 and "which has workers 0 to 1" in wanted.err, wanted
     living = join(tmp_path, processes, run, P3_RANK="0")  # which is there
-    said += read_until(run, "waits to join the job", times=2)
+    said += run.read_until("waits to join the job", times=2)
     (tmp_path / "go-10").touch()
     ended, last = run.wait(60), living.wait(60)
     assert ended.code == 0 and last.code == 1, (ended, last)
@@ -199,7 +190,7 @@ def test_one_that_is_never_let_in_says_so_and_so_does_the_end_of_the_job(tmp_pat
 def test_a_job_that_ends_with_a_lost_worker_lets_nobody_join(tmp_path, processes):
     argv = [*P3, "run", "-n", "1", *command(tmp_path, MANY)]
     processes.append(Process(argv, clean_environment(), tmp_path))
-    read_until(processes[-1], "worker 0 step 2:")
+    processes[-1].read_until("worker 0 step 2:")
     came = join(tmp_path, processes, processes[-1]).wait(30)
     assert came.code == 1 and "does not go on without lost workers" in came.err, came
 
@@ -235,10 +226,10 @@ print("worker %d has %s of %s" % (session.rank, weights["w"].tolist(), list(memb
     argv = [*P3, "run", "-n", "2", "--on-worker-loss", "continue", sys.executable, str(script)]
     processes.append(Process(argv, clean_environment(), tmp_path))
     run = processes[-1]
-    said = read_until(run, "The others go on without it")
+    said = run.read_until("The others go on without it")
     argv = [*P3, "join", "--pid", str(run.popen.pid), sys.executable, str(script)]
     processes.append(Process(argv, clean_environment(), tmp_path))
-    said += read_until(run, "waits to join the job")
+    said += run.read_until("waits to join the job")
     (tmp_path / "go").touch()
     ended, came = run.wait(60), processes[-1].wait(60)
     assert ended.code == 0 and came.code == 0, (ended, came)
@@ -253,9 +244,9 @@ print("worker %d has %s of %s" % (session.rank, weights["w"].tolist(), list(memb
 def test_snapshots_have_a_part_of_who_has_joined(tmp_path, processes):
     folder = tmp_path / "snapshots"
     run = start(tmp_path, processes, 2, [(0, 3)], [10], "--snapshot-dir", str(folder), "--snapshot-every", "3")
-    said = read_until(run, "The others go on without it")
+    said = run.read_until("The others go on without it")
     joining = join(tmp_path, processes, run, P3_SNAPSHOT_DIR=str(folder), P3_SNAPSHOT_EVERY="3")
-    said += read_until(run, "waits to join the job")
+    said += run.read_until("waits to join the job")
     (tmp_path / "go-10").touch()
     ended, came = run.wait(60), joining.wait(60)
     assert ended.code == 0 and came.code == 0, (ended, came)

@@ -28,24 +28,14 @@ def p3_join(folder, processes, run, command, *options, **env):
     return processes[-1]
 
 
-def read_until(run, text, times=1):
-    """What it has said, to the line with the `times`-th of these texts."""
-    said = ""
-    while said.count(text) < times:
-        line = run.read_line()
-        assert line, (said, run.wait(10))
-        said += line + "\n"
-    return said
-
-
 @pytest.mark.parametrize("mode", job.MODES)
 def test_the_weights_are_those_of_training_on_the_joined_batch_of_who_is_there(tmp_path, processes, mode):
     command = [str(SCRIPTS / "torch_joining.py"), mode, str(tmp_path)]
     options = ["--rejoin"] if mode == "servers" else []
     run = p3_run(tmp_path, processes, job.WORKERS, command, *options, P3_CHECK="1")
-    said = read_until(run, "The others go on without it", times=2)
+    said = run.read_until("The others go on without it", times=2)
     joining = [] if options else [p3_join(tmp_path, processes, run, command, P3_CHECK="1") for _ in job.GONE]
-    said += read_until(run, "waits to join the job", times=2)
+    said += run.read_until("waits to join the job", times=2)
     (tmp_path / "go").touch()
     ended = run.wait(100)
     assert ended.code == 0, ended
@@ -120,10 +110,10 @@ def script_of(folder, name, **other):
 def test_one_with_another_script_is_refused_by_name_and_the_job_goes_on(tmp_path, processes, other, why):
     other = dict(other)
     run = p3_run(tmp_path, processes, 3, [script_of(tmp_path, "job.py")], P3_CHECK="1")
-    said = read_until(run, "The others go on without it")
+    said = run.read_until("The others go on without it")
     check = other.pop("check", "1")
     joining = p3_join(tmp_path, processes, run, [script_of(tmp_path, "other.py", **other)], P3_CHECK=check)
-    said += read_until(run, "waits to join the job")
+    said += run.read_until("waits to join the job")
     (tmp_path / "go").touch()
     came = joining.wait(60)
     ended = run.wait(60)
@@ -148,9 +138,9 @@ def test_nobody_joins_where_workers_have_weights_of_their_own(tmp_path, processe
         print(p3.torch.members(0))
     """))
     run = p3_run(tmp_path, processes, 3, [str(path)])
-    read_until(run, "The others go on without it")
+    run.read_until("The others go on without it")
     joining = p3_join(tmp_path, processes, run, [str(path)])
-    read_until(run, "waits to join the job")
+    run.read_until("waits to join the job")
     (tmp_path / "go").touch()
     ended, came = run.wait(60), joining.wait(60)
     assert ended.code == 0 and ended.out.count("(0, 2)") == 2, ended
