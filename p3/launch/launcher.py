@@ -260,7 +260,7 @@ class Launcher:
                 return None
             for ended in [task.result() for task in done if self._is_departed(task.result().task)]:
                 self._running.remove(ended)  # another process may be that worker later
-                if not self._over.is_set():
+                if not (self._rejoins and self._over.is_set()):  # it waited to join, and was ended with the job
                     self._say("%s; the job goes on without it" % ended.obituary())
             workers_left -= sum(task.result().task.role == "worker" for task in done)
             if workers_left == 0:
