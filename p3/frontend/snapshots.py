@@ -96,8 +96,7 @@ def members(session: Session, round: Optional[int], state: Any) -> Tuple[int, ..
         for one in trainers:
             one.give_more()
 
-    departed = session.entrance.agree(round, given, give_more)
-    return tuple(rank for rank in range(session.num_workers) if rank not in departed)
+    return session.entrance.agree(round, given, give_more)
 
 
 def _require_all(session: Session, trainers: Sequence[Trainer]) -> None:

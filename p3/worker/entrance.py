@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import time
 import zlib
-from typing import Any, Callable, List, Optional, Set
+from typing import Any, Callable, Optional, Set, Tuple
 
 import numpy as np
 
@@ -78,8 +78,8 @@ class Entrance:
 
     def agree(
         self, round: Optional[int], give: Callable[[], Any], more: Callable[[], None] = lambda: None
-    ) -> List[int]:
-        """See Session.agree_on_members: the ranks that have departed. `give()`: the tree for one that enters, asked of
+    ) -> Tuple[int, ...]:
+        """See Session.agree_on_members. `give()`: the tree for one that enters, asked of
         the first worker. `more()`: on all workers, what else they give, in rounds in which it takes part."""
         if round is not None and (type(round) is not int or round < 0):
             raise ValueError("%s: round is %r; it must be a whole number, of what is behind all workers"
@@ -95,7 +95,7 @@ class Entrance:
             departed, entered = self._session.barriers.enter("agree_on_members()", mark)
             self.is_on_trial = False
             if not entered:
-                return departed
+                return tuple(rank for rank in range(self._session.num_workers) if rank not in departed)
             self._give(self._session.first, give)
             more()
 

@@ -457,8 +457,7 @@ class Session(Control):
         """
         self.check()
         own = tree.checked(state, "state")
-        departed = self.entrance.agree(round, lambda: own)
-        return tuple(rank for rank in range(self.num_workers) if rank not in departed)
+        return self.entrance.agree(round, lambda: own)
 
     # Snapshots
 

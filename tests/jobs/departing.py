@@ -29,6 +29,30 @@ def deaths(rank):
     return -1, 0
 
 
+def declared(session, bits, weights):
+    """The keys of these stores, by name, each with its landing array."""
+    return {
+        "bits": (session.declare("bits", (ELEMENTS,), "int64", bits), np.zeros(ELEMENTS, np.int64)),
+        "weight": (session.declare("weight", (ELEMENTS,), "float32", weights), np.zeros(ELEMENTS, np.float32)),
+        "rows": (session.declare("rows", (ROWS, 3), "float32", weights, sparse=True), np.zeros((ROWS, 3), np.float32)),
+    }
+
+
+def step_of(session, keys, step, gradient, ids, rows, lr, dies_before=None):
+    """One of all keys; it dies before the push of that one. Prints who took part."""
+    operations = []
+    for number, (name, (key, landing)) in enumerate(keys.items()):
+        if number == dies_before:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if name == "bits":
+            operations.append(session.pushpull(key, np.full(ELEMENTS, 1 << session.rank, np.int64), landing))
+        else:
+            operations.append(session.pushpull(key, gradient if name == "weight" else (ids, rows), landing, lr=lr))
+    session.wait(operations)
+    took_part = sorted(set(keys["bits"][1].tolist()))
+    print("worker %d step %d: %s" % (session.rank, step, " ".join(map(str, took_part))), flush=True)
+
+
 def main():
     steps, seed = int(sys.argv[1]), int(sys.argv[2])
     with p3.Session.open() as session:
@@ -37,12 +61,7 @@ def main():
         bits, weights = session.new_store(), session.new_store()
         session.set_option(weights, "reduction", {"type": "mean"})
         session.set_optimizer(weights, SGD)
-        keys = {
-            "bits": (session.declare("bits", (ELEMENTS,), "int64", bits), np.zeros(ELEMENTS, np.int64)),
-            "weight": (session.declare("weight", (ELEMENTS,), "float32", weights), np.zeros(ELEMENTS, np.float32)),
-            "rows": (session.declare("rows", (ROWS, 3), "float32", weights, sparse=True),
-                     np.zeros((ROWS, 3), np.float32)),
-        }  # fmt: skip
+        keys = declared(session, bits, weights)
         for key, value in keys.values():
             first = session.resumed_value(key)
             if first is None and session.is_first:
@@ -51,23 +70,10 @@ def main():
             session.restore(key)
         random = np.random.RandomState(1000 * seed + session.rank)
         for step in range(resumed.round, steps):
-            operations = []
-            for number, (name, (key, landing)) in enumerate(keys.items()):
-                if (step, number) == (dies_at, dies_before):
-                    os.kill(os.getpid(), signal.SIGKILL)
-                if name == "bits":
-                    pushed = np.full(ELEMENTS, 1 << session.rank, np.int64)
-                    operations.append(session.pushpull(key, pushed, landing))
-                elif name == "weight":
-                    gradient = random.uniform(-1, 1, ELEMENTS).astype(np.float32)
-                    operations.append(session.pushpull(key, gradient, landing, lr=0.1))
-                else:
-                    ids = np.unique(random.randint(0, ROWS, 5))
-                    rows = random.uniform(-1, 1, (len(ids), 3)).astype(np.float32)
-                    operations.append(session.pushpull(key, (ids, rows), landing, lr=0.1))
-            session.wait(operations)
-            took_part = sorted(set(keys["bits"][1].tolist()))
-            print("worker %d step %d: %s" % (session.rank, step, " ".join(map(str, took_part))), flush=True)
+            gradient = random.uniform(-1, 1, ELEMENTS).astype(np.float32)
+            ids = np.unique(random.randint(0, ROWS, 5))
+            rows = random.uniform(-1, 1, (len(ids), 3)).astype(np.float32)
+            step_of(session, keys, step, gradient, ids, rows, 0.1, dies_before if step == dies_at else None)
             if step % 5 == 4:
                 members = session.agree_on_members()
                 print("worker %d at %d knows %s" % (session.rank, step, " ".join(map(str, members))), flush=True)

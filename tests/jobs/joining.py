@@ -13,10 +13,11 @@ import time
 
 import departing
 import numpy as np
+from departing import ELEMENTS, ROWS
 
 import p3
 
-ELEMENTS, ROWS, SAMPLES = 120_000, 40, 90
+SAMPLES = 90
 
 
 def gradient_of(rank, step):
@@ -37,12 +38,7 @@ def main():
         bits, weights = session.new_store(of="bits"), session.new_store(of="weights")
         session.set_option(weights, "reduction", {"type": "mean"})
         session.set_optimizer(weights, departing.SGD)
-        keys = {
-            "bits": (session.declare("bits", (ELEMENTS,), "int64", bits), np.zeros(ELEMENTS, np.int64)),
-            "weight": (session.declare("weight", (ELEMENTS,), "float32", weights), np.zeros(ELEMENTS, np.float32)),
-            "rows": (session.declare("rows", (ROWS, 3), "float32", weights, sparse=True),
-                     np.zeros((ROWS, 3), np.float32)),
-        }  # fmt: skip
+        keys = departing.declared(session, bits, weights)
         for key, value in keys.values():
             session.init(key, value.copy() if session.is_first else None, value).wait(60)
         sampler = p3.SplitSampler(SAMPLES, rank, session.num_workers, seed=3)
@@ -65,20 +61,8 @@ def main():
                 sampler.set_epoch(step // 5)
                 said = "worker %d at %d knows %s, has %s"
                 print(said % (rank, step, list(members), sorted(sampler)), flush=True)
-            operations, (gradient, ids, of_rows) = [], gradient_of(rank, step)
-            for number, (name, (key, landing)) in enumerate(keys.items()):
-                if (step, number) == (dies_at, dies_before):
-                    os.kill(os.getpid(), signal.SIGKILL)
-                if name == "bits":
-                    pushed = np.full(ELEMENTS, 1 << rank, np.int64)
-                    operations.append(session.pushpull(key, pushed, landing))
-                elif name == "weight":
-                    operations.append(session.pushpull(key, gradient, landing, lr=0.125))
-                else:
-                    operations.append(session.pushpull(key, (ids, of_rows), landing, lr=0.125))
-            session.wait(operations)
-            took_part = sorted(set(keys["bits"][1].tolist()))
-            print("worker %d step %d: %s" % (rank, step, " ".join(map(str, took_part))), flush=True)
+            dies_now = dies_before if step == dies_at else None
+            departing.step_of(session, keys, step, *gradient_of(rank, step), 0.125, dies_now)
             session.snapshot(step + 1, [key for key, _ in keys.values()], {"step": step})
         np.savez(os.path.join(folder, "%d.npz" % rank), **{name: value for name, (_, value) in keys.items()})
 

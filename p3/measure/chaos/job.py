@@ -196,10 +196,10 @@ def all_members(session: Session, number: int, history: History) -> List[int]:
 def judged(cell: Cell, history: History, landings: list) -> dict:
     """Whether all elements are right; where an element may have one of two values, also a digest, which all workers
     must have alike."""
-    possible = _without(cell, history) if cell.departs or cell.rejoins else [history]
+    possible = _without(cell, history) if cell.departs else [history]
     wanted = ([weights(one, index) for one in possible] for index in range(KEYS))
     right = all(bool(np.isin(landing, values).all()) for landing, values in zip(landings, wanted))
-    return {"right": right, "digest": digest(landings)} if len(possible) > 1 else {"right": right}
+    return {"right": right, "digest": digest(landings)} if cell.departs else {"right": right}
 
 
 def _without(cell: Cell, history: History) -> List[History]:
@@ -209,12 +209,9 @@ def _without(cell: Cell, history: History) -> List[History]:
     whole = {"first-round": 0, "snapshot": course.hit_snapshot, "exit": course.rounds}  # the last it took part in
     last = whole.get(cell.moment, course.hit_in - 1)
     lasts = (last,) if cell.moment in ("snapshot", "exit") else (last, last + 1)
-    if cell.rejoins:  # all take part in all other rounds
-        struck = last + 1
-        lacks = [[rank for rank in ranks if rank != cell.victim.rank or number != struck] for number, ranks in rounds]
-        return [history, lacks]
-    return [[[rank for rank in ranks if rank != cell.victim.rank or number <= one] for number, ranks in rounds]
-            for one in lasts]  # fmt: skip
+    is_back = lambda number: cell.rejoins and number > last + 1  # noqa: E731
+    is_there = lambda rank, number, one: rank != cell.victim.rank or number <= one or is_back(number)  # noqa: E731
+    return [[[rank for rank in ranks if is_there(rank, number, one)] for number, ranks in rounds] for one in lasts]
 
 
 def call_machine_back(cell: Cell, options: argparse.Namespace, number: int) -> None:

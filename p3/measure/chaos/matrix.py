@@ -51,7 +51,8 @@ TRAININGS = {
 
 
 COMES_BACK = ("restart", "gone", "back")
-GOES_ON = (*COMES_BACK, "replace", "depart", "rejoin")  # and so ends as it would have
+DEPARTS = ("depart", "rejoin")
+GOES_ON = (*COMES_BACK, "replace", *DEPARTS)  # and so ends as it would have
 
 
 class Course(NamedTuple):
@@ -85,11 +86,12 @@ class Cell(NamedTuple):
 
     @property
     def departs(self) -> bool:
-        return self.fault == "depart"
+        """The others go on without it."""
+        return self.fault in DEPARTS
 
     @property
     def rejoins(self) -> bool:
-        """It departs, and another process joins."""
+        """In its place, another process."""
         return self.fault == "rejoin"
 
     @property
@@ -104,7 +106,7 @@ class Cell(NamedTuple):
     @property
     def workers(self) -> int:
         """One more where one departs, so that several go on and can be compared."""
-        return WORKERS + (self.departs or self.rejoins)
+        return WORKERS + self.departs
 
     @property
     def processes(self) -> Sequence[Victim]:
@@ -144,7 +146,7 @@ class Cell(NamedTuple):
 
     @property
     def workers_at_end(self) -> int:
-        return self.workers - (self.fault == "gone" or self.departs)
+        return self.workers - (self.fault in ("gone", "depart"))
 
 
 def is_outlived(role: str, fault: str, moment: str) -> bool:

@@ -88,7 +88,7 @@ def _command(cell: Cell, site: Sequence, folder: Path, seed: int) -> List[str]:
         launcher += ["--restarts", "2" if cell.fault == "back" else "1"]
     if cell.fault == "replace":
         launcher += ["--on-worker-loss", "wait"]
-    if cell.departs or cell.rejoins:
+    if cell.departs:
         launcher += ["--on-worker-loss", "continue", *(["--rejoin"] if cell.rejoins else [])]
     if cell.is_cut:
         machines, struck = [LAB], host_of(cell.victim)

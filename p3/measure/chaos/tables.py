@@ -5,7 +5,9 @@ from __future__ import annotations
 import statistics
 from typing import Dict, List, Optional
 
-from p3.measure.chaos.matrix import BLOWS, COMES_BACK, FAULTS, GOES_ON, MOMENTS, NUMPY, ROLES, TRAININGS, is_outlived
+from p3.measure.chaos.matrix import (
+    BLOWS, COMES_BACK, DEPARTS, FAULTS, GOES_ON, MOMENTS, NUMPY, ROLES, TRAININGS, is_outlived,
+)  # fmt: skip
 
 _UNTIL_ON = "until each survivor had ended the round under way, or the job"
 BAD = ("wrong", "hung", "left something", "stayed away", "unnoticed", "mute", "missed")
@@ -61,8 +63,8 @@ def _table(fault: str, records: List[dict]) -> Optional[str]:
     chosen = [record for record in records if record["fault"] == fault]
     if not chosen:
         return None
-    by, columns = ("blow", BLOWS) if fault == "depart" else ("role", ROLES)
-    until = _UNTIL_ON if fault == "depart" else "to the last error"
+    by, columns = ("blow", BLOWS) if fault in DEPARTS else ("role", ROLES)
+    until = _UNTIL_ON if fault in DEPARTS else "to the last error"
     lines = [
         f"**{fault}** ({FAULTS[fault]}): seconds from the fault {until}, and to the end of `p3 run`; median (most)",
         "",
@@ -97,7 +99,7 @@ def _cell(records: List[dict]) -> str:
     if not records:
         return ""
     parts = []
-    for name in ("on_s" if records[0]["fault"] == "depart" else "error_s", "end_s"):
+    for name in ("on_s" if records[0]["fault"] in DEPARTS else "error_s", "end_s"):
         seconds = [record[name] for record in records if record[name] is not None]
         parts.append("%.1f (%.1f)" % (statistics.median(seconds), max(seconds)) if seconds else "none")
     bad: Dict[str, int] = {what: sum(r["outcome"] == what for r in records) for what in BAD}

@@ -13,6 +13,8 @@
 #include <thread>
 #include <vector>
 
+#include "transport/numbers.h"
+
 namespace p3 {
 namespace {
 
@@ -57,12 +59,6 @@ std::vector<uint32_t> slices_of(const std::vector<TraceEvent>& events, uint32_t 
   for (const TraceEvent& one : events)
     if (one.key == key && one.kind == TraceKind::kSummed) slices.push_back(one.slice);
   return slices;
-}
-
-std::vector<uint32_t> up_to(uint32_t count) {
-  std::vector<uint32_t> numbers(count);
-  for (uint32_t i = 0; i < count; ++i) numbers[i] = i;
-  return numbers;
 }
 
 TEST(Trace, AnEventKeepsWhatTheHeaderSays) {

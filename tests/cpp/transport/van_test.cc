@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "transport/numbers.h"
+
 namespace p3 {
 namespace {
 
@@ -127,12 +129,6 @@ std::vector<uint32_t> read_all(Van& van, const Content& content) {
       came.push_back(header.slice);
     }
   return came;
-}
-
-std::vector<uint32_t> up_to(uint32_t count) {
-  std::vector<uint32_t> numbers(count);
-  for (uint32_t i = 0; i < count; ++i) numbers[i] = i;
-  return numbers;
 }
 
 TEST(Van, SmallFramesLeaveInOneWriteAndAreReadInOne) {
