@@ -2,13 +2,14 @@
 //
 // What the kernel and the network hold can no longer be overtaken, so on TCP it is kept small: bytes that are not yet
 // sent by TCP_NOTSENT_LOWAT, and all that are not yet acknowledged by a send buffer of about what keeps the path busy,
-// and by writing in pieces, as the kernel would exceed a small buffer by a whole segment. The buffer follows the rate of
-// the link and the number of connections that fill it, both as the job has agreed on them (LinkRate), and the least
-// round-trip time that the connection has ever had. Equal buffers give the connections of a host equal shares of its
-// link. A connection between two processes of one machine has a buffer by its own rate: it has no part in the link.
+// and by writing in pieces no larger than that, as the kernel would exceed a small buffer by a whole segment. The buffer
+// follows the rate of the link and the number of connections that fill it, both as the job has agreed on them (LinkRate),
+// and the least round-trip time that the connection has ever had. Equal buffers give the connections of a host equal
+// shares of its link. A connection between two processes of one machine has a buffer by its own rate: it has no part in
+// the link.
 //
-// On TCP the read event waits for what await() says (SO_RCVLOWAT), at most half of what the peer may have under way, so
-// that a reader is not woken for each packet.
+// On TCP the read event waits for what await() says (SO_RCVLOWAT), up to 48 KiB of it, so that a reader is not woken for
+// each packet.
 #pragma once
 
 #include <sys/epoll.h>

@@ -1,6 +1,7 @@
 #include "simulator/dispatcher.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "p3/socket_stream.h"
 
@@ -83,7 +84,7 @@ void Dispatcher::write(int connection) {
       queue.is_full = true;
       return;
     }
-    const double bytes = std::min(piece_of(queue), frame.left);
+    const double bytes = frame.left / std::ceil(frame.left / piece_of(queue));  // in equal pieces
     frame.left -= bytes;
     network_.write(connection, queue.current, bytes, frame.left <= 0);
   } while (frame.left > 0);

@@ -4,11 +4,13 @@
 #include <linux/tcp.h>  // not netinet/tcp.h, whose tcp_info lacks the minimum round-trip time
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <cstdio>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -27,13 +29,13 @@ constexpr uint64_t kSpareMicroseconds = 6000;  // and what the link carries in t
 constexpr uint32_t kNearMicroseconds = 1000;   // for paths up to there, that is enough
 constexpr uint64_t kLeastBound = 8 << 10;
 constexpr uint64_t kFirstBound = 16 << 10;  // until a rate is known
-// What is handed to the kernel at once, at least; and how many of them make a bound.
-constexpr uint64_t kLeastPiece = 8 << 10;
-constexpr uint64_t kPiecesPerBound = 4;
+// What is handed to the kernel at once is as much as may be in flight, between these: a quarter of a slice of 10,000
+// elements, and what the kernel makes one segment of.
+constexpr uint64_t kLeastPiece = 10 << 10, kMostPiece = 60 << 10;
 
 // Less than a few packets is worth no system call; more than that might not fit into the kernel's receive buffer (128 KiB
 // at first) with all that it keeps for each packet.
-constexpr size_t kLeastAwaited = 4 << 10, kMostAwaited = 32 << 10;
+constexpr size_t kLeastAwaited = 4 << 10, kMostAwaited = 48 << 10;
 
 // Paths that are not longer have no need of BBR.
 constexpr uint32_t kShortRoundTripMicroseconds = 10'000;
@@ -41,6 +43,17 @@ constexpr uint32_t kShortRoundTripMicroseconds = 10'000;
 #ifndef SO_BUF_LOCK
 #define SO_BUF_LOCK 72  // Linux 5.14
 #endif
+
+// Linux 4.18 and later acknowledge at once what is less than the reader awaits, and make room for all of that.
+bool acknowledges_what_is_awaited() {
+  static const bool does = [] {
+    utsname kernel{};
+    int major = 0, minor = 0;
+    return uname(&kernel) == 0 && std::sscanf(kernel.release, "%d.%d", &major, &minor) == 2 &&
+           (major > 4 || (major == 4 && minor >= 18));
+  }();
+  return does;
+}
 
 }  // namespace
 
@@ -70,16 +83,16 @@ void SocketStream::share_link(LinkRate* link) {
 }
 
 // The kernel asks whether the send buffer is full only before it begins a segment, which it then fills up to 64 KiB
-// however little the buffer may hold. So what is bounded is written in pieces, each the end of its segment; what is
+// however little the buffer may hold. So what is bounded is written in equal pieces, each the end of its segment; what is
 // shorter may share one.
 IoResult SocketStream::write(const iovec* parts, int count) {
-  const size_t most = piece_bytes();
+  const size_t most = equal_part_of(bytes_in(parts, count), piece_bytes());
   IoResult result;
   bool is_full = false;
   while (!is_full) {
     Piece piece(parts, count, result.bytes, most);
     if (piece.count == 0) break;
-    const IoResult sent = send(piece, piece.bytes > most / 2);
+    const IoResult sent = send(piece, is_bounded_ && piece.bytes > kLeastPiece / 2);
     result.bytes += sent.bytes;
     is_full = sent.bytes < piece.bytes;
     if (result.bytes == 0) result.error = sent.error;
@@ -164,7 +177,7 @@ bool SocketStream::set_send_buffer() {
 
 size_t SocketStream::piece_bytes() const { return is_bounded_ ? piece_of(bound_) : std::numeric_limits<size_t>::max(); }
 
-uint64_t SocketStream::piece_of(uint64_t bound) { return std::max(kLeastPiece, bound / kPiecesPerBound); }
+uint64_t SocketStream::piece_of(uint64_t bound) { return std::clamp(bound, kLeastPiece, kMostPiece); }
 
 IoResult SocketStream::read(const iovec* parts, int count) {
   msghdr message{};
@@ -175,16 +188,14 @@ IoResult SocketStream::read(const iovec* parts, int count) {
   do n = recvmsg(fd_, &message, MSG_DONTWAIT);
   while (n < 0 && errno == EINTR);
   if (n < 0) return {0, errno == EWOULDBLOCK ? EAGAIN : errno, false};
-  size_t room = 0;
-  for (int i = 0; i < count; ++i) room += parts[i].iov_len;
-  return {static_cast<size_t>(n), 0, n == 0, static_cast<size_t>(n) < room};
+  return {static_cast<size_t>(n), 0, n == 0, static_cast<size_t>(n) < bytes_in(parts, count)};
 }
 
-// The peer's window is as large as ours. If we waited for all of it, kernels before 4.18 would not acknowledge it at once,
-// and it would stand still.
+// The peer's window is as large as ours. If we waited for all of it, older kernels would not acknowledge it at once, and it
+// would stand still.
 void SocketStream::await(size_t bytes) {
   if (!is_tcp_) return;
-  const size_t most = std::min<size_t>(bound_ / 2, kMostAwaited);
+  const size_t most = acknowledges_what_is_awaited() ? kMostAwaited : std::min<size_t>(bound_ / 2, kMostAwaited);
   const int low_water = bytes < kLeastAwaited ? 1 : static_cast<int>(std::min(bytes, most));
   if (std::exchange(low_water_, low_water) == low_water) return;
   note_call();
