@@ -163,7 +163,7 @@ cdef extern from "p3/node.h" namespace "p3" nogil:
         double queued_s
     cdef struct Counters:
         Traffic traffic, local
-        uint64_t rounds, last_round, received_slices, peak_received_slices, buffer_bytes, peak_buffer_bytes
+        uint64_t rounds, last_round, received_slices, buffer_bytes, peak_buffer_bytes
         uint64_t system_calls, keys, value_bytes
 
 

@@ -8,8 +8,8 @@
 // shares of its link. A connection between two processes of one machine has a buffer by its own rate: it has no part in
 // the link.
 //
-// On TCP the read event waits for what await() says (SO_RCVLOWAT), up to 48 KiB of it, so that a reader is not woken for
-// each packet.
+// On TCP the read event waits for what await() says (SO_RCVLOWAT), up to 48 KiB of it, or half a window where the kernel
+// would acknowledge no more, so that a reader is not woken for each packet.
 #pragma once
 
 #include <sys/epoll.h>
@@ -61,11 +61,13 @@ class SocketStream : public Stream {
   void bound_send_buffer(uint64_t bytes);
   bool set_send_buffer();
   bool measure_path();
+  bool has_short_segments() const;
   void leave_bbr();
 
   int fd_;
   bool is_tcp_ = false;
   bool has_bbr_ = false;
+  bool awaits_much_ = false;  // from the start on; the reader goes by it
   LinkRate own_link_;  // until it shares one
   LinkRate* link_ = &own_link_;
   // Of all that the kernel has told; none at first.

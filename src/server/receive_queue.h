@@ -6,7 +6,6 @@
 
 #include <pthread.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -61,7 +60,6 @@ class ReceiveQueue {
     {
       MutexLock lock(mutex_);
       queue_.push(urgency, std::move(task));
-      peak_ = std::max<uint64_t>(peak_, queue_.size());
     }
     if (thread_.joinable()) wake_.notify_one();
   }
@@ -87,10 +85,10 @@ class ReceiveQueue {
     if (thread_.joinable()) thread_.join();
   }
 
-  // How many tasks wait, and the most that ever did.
-  std::pair<uint64_t, uint64_t> depth() const {
+  // How many tasks wait.
+  uint64_t depth() const {
     MutexLock lock(mutex_);
-    return {queue_.size(), peak_};
+    return queue_.size();
   }
 
  private:
@@ -98,7 +96,6 @@ class ReceiveQueue {
   CondVar wake_;
   PriorityQueue<Task> queue_ P3_GUARDED_BY(mutex_);
   std::deque<std::packaged_task<void()>> calls_ P3_GUARDED_BY(mutex_);
-  uint64_t peak_ P3_GUARDED_BY(mutex_) = 0;
   bool stopping_ P3_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };

@@ -386,11 +386,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     counters.system_calls = transport_.system_calls();
     counters.rounds = rounds_;
     counters.last_round = last_round_;
-    for (const ReceiveQueue& queue : queues_) {
-      const auto [now, peak] = queue.depth();
-      counters.received_slices += now;
-      counters.peak_received_slices += peak;
-    }
+    for (const ReceiveQueue& queue : queues_) counters.received_slices += queue.depth();
     counters.buffer_bytes = transient.bytes_in_use();
     counters.peak_buffer_bytes = transient.peak_bytes();
     counters.keys = registry_.count();

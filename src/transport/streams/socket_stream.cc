@@ -44,7 +44,8 @@ constexpr uint32_t kShortRoundTripMicroseconds = 10'000;
 #define SO_BUF_LOCK 72  // Linux 5.14
 #endif
 
-// Linux 4.18 and later acknowledge at once what is less than the reader awaits, and make room for all of that.
+// Linux 4.18 and later acknowledge at once what is less than the reader awaits, if it is more than a segment, and make room
+// for all of that.
 bool acknowledges_what_is_awaited() {
   static const bool does = [] {
     utsname kernel{};
@@ -70,6 +71,7 @@ SocketStream::SocketStream(int fd, int notsent_low_water_bytes) : fd_(fd) {
   if (!is_tcp_) return;
   bound_send_buffer(kFirstBound);
   if (measure_path()) leave_bbr();
+  awaits_much_ = acknowledges_what_is_awaited() && has_short_segments();
 }
 
 SocketStream::~SocketStream() { SocketStream::close(); }
@@ -124,6 +126,13 @@ void SocketStream::look_at_path() {
   const uint64_t bound = bytes_under_way(link, min_rtt_us_);
   if (bound != bound_) bound_send_buffer(bound);
   leave_bbr();
+}
+
+// So that every piece is several of them. On loopback, or with jumbo frames, it may be one.
+bool SocketStream::has_short_segments() const {
+  int bytes = 0;
+  socklen_t length = sizeof bytes;
+  return getsockopt(fd_, IPPROTO_TCP, TCP_MAXSEG, &bytes, &length) == 0 && static_cast<uint64_t>(bytes) < kLeastPiece / 2;
 }
 
 // The kernel forgets a minimum after five minutes (net.ipv4.tcp_min_rtt_wlen). On a link that is full all the time the next
@@ -191,11 +200,10 @@ IoResult SocketStream::read(const iovec* parts, int count) {
   return {static_cast<size_t>(n), 0, n == 0, static_cast<size_t>(n) < bytes_in(parts, count)};
 }
 
-// The peer's window is as large as ours. If we waited for all of it, older kernels would not acknowledge it at once, and it
-// would stand still.
+// The peer's window is as large as ours. If we waited for all of it where that is not acknowledged, it would stand still.
 void SocketStream::await(size_t bytes) {
   if (!is_tcp_) return;
-  const size_t most = acknowledges_what_is_awaited() ? kMostAwaited : std::min<size_t>(bound_ / 2, kMostAwaited);
+  const size_t most = awaits_much_ ? kMostAwaited : std::min<size_t>(bound_ / 2, kMostAwaited);
   const int low_water = bytes < kLeastAwaited ? 1 : static_cast<int>(std::min(bytes, most));
   if (std::exchange(low_water_, low_water) == low_water) return;
   note_call();

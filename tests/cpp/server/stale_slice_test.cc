@@ -117,6 +117,25 @@ TEST(StaleSlice, ASkipHoldsUpNobodyAndWaitsForAll) {
   for (int worker : {0, 1}) EXPECT_EQ(job.clocks(worker, 5)[static_cast<size_t>(worker)], 4);
 }
 
+TEST(StaleSlice, RefusesAPushWhoseOffsetsLeaveTheSlice) {
+  Job job(1);
+  job.server.set_optimizer(0, {"sgd", {}});
+  job.set_codec({Encoding::kLargest, {0.01, 8}});  // 10 elements, in 14 bits of blocks
+  define_stale(job, 1000, 1);
+  job.initialise(1, std::vector<float>(1000, 0));
+  std::vector<char> payload(encoded_bytes(job.axes.codec, DType::kFloat32, 1000), 0);
+  payload[0] = static_cast<char>(0x80);  // scale and base are 1
+  payload[1] = 0x3f;
+  payload[2] = 1;
+  payload.back() = 1 << 5;  // the last bit alone: block 13, of 4
+  Header push = Job::header(FrameKind::kPush, 1, 0, 1, 0);
+  push.encoding = static_cast<uint8_t>(Encoding::kLargest);
+  push.payload_bytes = static_cast<uint32_t>(payload.size());
+  push.scalars.lr = 1;
+  job.workers[0].send(push, payload.data());
+  EXPECT_NE(job.failure().find("do not ascend"), std::string::npos) << job.failure();
+}
+
 TEST(StaleSlice, ARoundWithoutAGradientIsOneAllTheSame) {
   StaleJob job(2, 1);
   for (uint64_t round : {1, 2, 3}) {

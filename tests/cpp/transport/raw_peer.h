@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <linux/tcp.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -24,7 +25,8 @@ constexpr int kDeadlineMs = 20000;
 
 // Two ends of one connection: {ours, the core's}. Small buffers make the van as slow as the test reads.
 // `address_of_host`: of the end that accepts, in the host's order of bytes.
-inline std::pair<int, int> tcp_pair(int buffer_bytes = 0, in_addr_t address_of_host = INADDR_LOOPBACK) {
+inline std::pair<int, int> tcp_pair(int buffer_bytes = 0, in_addr_t address_of_host = INADDR_LOOPBACK,
+                                    int segment_bytes = 0) {
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
   const int client = socket(AF_INET, SOCK_STREAM, 0);
   if (buffer_bytes > 0) {
@@ -32,6 +34,9 @@ inline std::pair<int, int> tcp_pair(int buffer_bytes = 0, in_addr_t address_of_h
       setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &buffer_bytes, sizeof buffer_bytes);
       setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &buffer_bytes, sizeof buffer_bytes);
     }
+  }
+  if (segment_bytes > 0) {
+    for (int fd : {listener, client}) setsockopt(fd, IPPROTO_TCP, TCP_MAXSEG, &segment_bytes, sizeof segment_bytes);
   }
   sockaddr_in address{};
   address.sin_family = AF_INET;

@@ -3,7 +3,7 @@
 #include "transport/transport.h"
 
 #include <gtest/gtest.h>
-#include <netinet/tcp.h>
+#include <linux/tcp.h>
 #include <sys/ioctl.h>
 
 #include <array>
