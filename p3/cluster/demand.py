@@ -52,7 +52,8 @@ class Demand:
         """A worker is none any more. What is not over goes on without it; if it `was_first`, which begins snapshots,
         the others may be past the step that was decided on."""
         if self._marks is None:
-            return self._ask(absent) if was_first and self._round > 0 else []
+            asks = (was_first and self._round > 0) or (self._rests and not absent)  # it was the last in join()
+            return self._ask(absent) if asks else []
         self._marks.pop(node, None)
         return self._decide_if_all_have_told()
 

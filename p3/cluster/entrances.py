@@ -202,7 +202,8 @@ class Entrances:
             if other != node:
                 self._roster.by_node[other].tell({"kind": "entered", "rank": node.rank, "host": join["host"]})
         self._tell(self._agreement.demand_anew())
-        self._report({"state": "entered", "rank": node.rank})
+        is_guest = join["counts"]["DMLC_NUM_WORKER"] is None  # of `p3 join`: `p3 run` says how many there are
+        self._report({"state": "entered", "rank": node.rank, "is_guest": is_guest})
         self._put_on_trial(node)
 
     # On trial

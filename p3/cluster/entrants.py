@@ -52,7 +52,8 @@ class Entrants:
         mark = self._agreement.mark
         if mark is None or mark.problem or mark.number == self._chosen_at:
             return []
-        free = self._agreement.departed
+        # Who is on the way may be so since the mark before, if all have gone that waited there.
+        free = [rank for rank in self._agreement.departed if self._of_rank[rank] not in self._admissions]
         chosen = []
         for one in sorted(self.waiting, key=lambda one: one.rank is None):  # those that want just one come first
             rank = one.rank if one.rank is not None else next(iter(free), None)

@@ -23,7 +23,7 @@ import signal
 import socket
 import sys
 import time
-from typing import Callable, List, Optional
+from typing import Callable, Dict, List, Optional
 
 from p3.cluster import messages
 from p3.cluster.agreement import Agreement
@@ -79,6 +79,7 @@ class Scheduler:
         self._strategy = strategy
         self._journal = journal
         self._is_replaying = self._is_mortal = False
+        self._unreported: Dict[Optional[int], dict] = {}  # by rank, what replaying has come to last
         self._refuted: List[Entry] = []  # in what the journal has: who must go
 
     def take_snapshots_at_signals(self) -> None:
@@ -434,6 +435,8 @@ class Scheduler:
                 role, rank, message = record
                 self._replay(self._roster.find(role, rank), message)
         self._is_replaying = False
+        for state in self._unreported.values():
+            self._report(state)
         self._look_at_journal()
         self._watching.begin()
         for entry in self._refuted:  # the one before was about to say so
@@ -574,8 +577,12 @@ class Scheduler:
                 entry.tell({"kind": "abort", "text": text})
 
     def _report(self, state: dict) -> None:
-        """One JSON line to `p3 run`, if that started us."""
-        if self._status_fd is not None:
+        """One JSON line to `p3 run`, if that started us. What is replayed it has mostly heard, and of a worker that has
+        departed and come back it must not hear the former alone."""
+        if self._is_replaying and state["state"] != "failed":
+            if state["state"] != "saved":
+                self._unreported[state.get("rank")] = state
+        elif self._status_fd is not None:
             with contextlib.suppress(OSError):  # the launcher has gone, and takes us with it
                 os.write(self._status_fd, json.dumps(state).encode() + b"\n")
 

@@ -11,7 +11,7 @@ import abc
 import asyncio
 import contextlib
 import os
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Union
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from p3.cluster.node import address_as_set, address_towards, is_loopback, loopback
 from p3.errors import ConfigError
@@ -27,6 +27,7 @@ _LOGINS_AT_ONCE = 5
 _LIFE_SIGN_S = 5.0
 _LIFE_SIGNS = 10  # in that time, at least
 _MOST_BEFORE_LOGIN = 1 << 16  # bytes that ssh and a shell may say
+_READ_AHEAD = 1 << 16  # of a process's output; as much again may wait in the pipe
 
 
 class Process(abc.ABC):
@@ -104,12 +105,12 @@ class Hosts(Engine):
         with contextlib.suppress(asyncio.TimeoutError):  # of a host that does not answer
             await asyncio.wait_for(logins.acquire(), self._settings.timeout_s)
         try:
-            child = await _spawn(task, arguments, stdin=asyncio.subprocess.PIPE)
+            child, ended = await _spawn(task, arguments, stdin=asyncio.subprocess.PIPE)
         except ConfigError:
             logins.release()
             raise
         child.stdin.write(secret.encode() + b"\n")  # stays open: its end ends the remote process
-        process = Child(child)
+        process = Child(child, ended)
         process.prove_life(min(_LIFE_SIGN_S, self._settings.wait_timeout_s / _LIFE_SIGNS))
         process.stderr = AfterLogin(child.stderr, logins.release)
         return process
@@ -146,8 +147,8 @@ class AfterLogin:
 class Child(Process):
     """A child of this process, which leads a group of its own; perhaps an ssh."""
 
-    def __init__(self, child: asyncio.subprocess.Process) -> None:
-        self._child = child
+    def __init__(self, child: asyncio.subprocess.Process, ended: asyncio.Future) -> None:
+        self._child, self._ended = child, ended
         self.stdout, self.stderr = child.stdout, child.stderr
         self._proving_life: Optional[asyncio.Task] = None
 
@@ -170,7 +171,7 @@ class Child(Process):
         return not isinstance(self.stderr, AfterLogin) or self.stderr.is_over
 
     async def wait(self) -> None:
-        await self._child.wait()
+        await asyncio.wait({self._ended})
 
     def signal(self, number: int) -> None:
         if self._child.stdin is not None:
@@ -185,15 +186,35 @@ async def start_here(
     arguments = local_command(task, Launched(os.getpid(), **descriptors), command)
     env = local_environment(task, job, secret, os.environ)
     passed = tuple(descriptors.values())
-    return Child(await _spawn(task, arguments, env=env, pass_fds=passed, stdin=asyncio.subprocess.DEVNULL))
+    return Child(*await _spawn(task, arguments, env=env, pass_fds=passed, stdin=asyncio.subprocess.DEVNULL))
 
 
-async def _spawn(task: Task, arguments: Sequence[str], **how) -> asyncio.subprocess.Process:
-    pipe = asyncio.subprocess.PIPE
+class _TellingItsEnd(asyncio.subprocess.SubprocessStreamProtocol):
+    """`ended` is done when the process has ended. Python 3.11 to 3.13's wait() waits for the end of its output, too,
+    which a process that it has left behind may hold open for ever."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(limit=_READ_AHEAD, loop=loop)
+        self.ended = loop.create_future()
+
+    def process_exited(self) -> None:
+        super().process_exited()
+        self.ended.set_result(None)
+
+
+async def _spawn(
+    task: Task, arguments: Sequence[str], **how
+) -> Tuple[asyncio.subprocess.Process, asyncio.Future]:
+    """The process, and a future that is done when it has ended."""
+    pipe, loop = asyncio.subprocess.PIPE, asyncio.get_running_loop()
     try:
-        return await asyncio.create_subprocess_exec(*arguments, stdout=pipe, stderr=pipe, start_new_session=True, **how)
+        transport, protocol = await loop.subprocess_exec(
+            _TellingItsEnd, *arguments, stdout=pipe, stderr=pipe, start_new_session=True, **how
+        )
     except OSError as error:
         raise ConfigError("cannot start %s: %s: %s" % (task.name, arguments[0], error.strerror)) from None
+    return asyncio.subprocess.Process(transport, protocol, loop), protocol.ended
 
 
 def root_address(settings: Settings, hosts: Sequence[Host]) -> str:

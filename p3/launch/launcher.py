@@ -75,8 +75,9 @@ class Launcher:
         self._joining: Set[int] = set()  # started anew, and not in its place yet
         self._left: Set[int] = set()  # that have said goodbye: the job has no place for them any more
         self._departed: Set[int] = set()  # that were lost, and the job goes on without them
+        self._guests: Set[int] = set()  # of these, whose place a process has that somebody else has started
         self._rejoins = rejoins  # others are started for these, and join the job
-        self._over: asyncio.Event  # the scheduler has ended: nobody can join any more
+        self._over: asyncio.Event  # nobody can join any more: the scheduler has ended, or the job ends
         self._in_place_since: Dict[int, float] = {}
         self._waiting: Set[asyncio.Task] = set()  # each to start one when its pause is over
         self.began_at: Optional[float] = None  # all were connected
@@ -99,6 +100,7 @@ class Launcher:
                 asyncio.get_running_loop().add_signal_handler(number, self._interrupt, interrupted, number)
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._demand_snapshot, signal.SIGUSR1)
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, self._tell_once)
+        self._over = asyncio.Event()
         job = asyncio.ensure_future(self._run(command))
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
@@ -152,7 +154,6 @@ class Launcher:
 
     async def _run(self, command: Sequence[str]) -> Optional[Running]:
         """To the job's end: the process that failed, if one did."""
-        self._over = asyncio.Event()
         tasks = await self._engine.place(self._num_workers, self._num_servers)
         self._command = command
         count = descriptors.PER_PROCESS * (len(tasks) + 1)
@@ -202,9 +203,12 @@ class Launcher:
             self._end_lost(status["rank"])
         elif state == "departed" and status["rank"] not in self._departed:
             self._departed.add(status["rank"])
-            self._end_lost(status["rank"])
+            if status["rank"] not in self._guests:  # else our process of that rank, if there is one, waits to join
+                self._end_lost(status["rank"])
+            self._guests.discard(status["rank"])
         elif state == "entered":
             self._departed.discard(status["rank"])
+            (self._guests.add if status["is_guest"] else self._guests.discard)(status["rank"])
             self._in_place_since[status["rank"]] = time.monotonic()
         elif state == "left":
             self._left.add(status["rank"])
@@ -241,7 +245,7 @@ class Launcher:
             if any(task.result().task is _SCHEDULER for task in done):
                 self._schedulers.close()  # who comes now is refused at once
                 self._over.set()
-                for rank in self._departed:
+                for rank in self._departed | self._guests:
                     self._end_lost(rank)
             if not done and (timeout_s is None or outlived):
                 continue
@@ -256,6 +260,8 @@ class Launcher:
                     await asyncio.wait(ending, timeout=_LAST_WORDS_S)
                     self._status.read()
                 return min((r for r in self._running if self._has_failed(r)), key=self._unlikelihood)
+            if not done and self._guests - self._left:  # they end the job, or depart
+                continue
             if not done:  # servers and scheduler outlive the workers
                 return None
             for ended in [task.result() for task in done if self._is_departed(task.result().task)]:
@@ -273,7 +279,8 @@ class Launcher:
         return bool(ended.process.returncode) and not self._is_departed(ended.task)
 
     def _is_departed(self, task: Task) -> bool:
-        return task.role == "worker" and task.rank in self._departed
+        """Whether the job goes on without our process of that rank."""
+        return task.role == "worker" and task.rank in self._departed | self._guests
 
     async def _go_on_behind(self, ended: Running) -> Running:
         """Until the end of what takes its place, or of `ended` itself, if nothing does."""
@@ -317,7 +324,12 @@ class Launcher:
         that could not, when no more are to be started, or the job is over."""
         task = ended.task
         joining = task._replace(env={**task.env, "P3_JOIN": "%d" % _PATIENCE_S})
-        while self._is_departed(task) and not self._over.is_set() and self._pay_for(task.rank):
+        while (
+            task.rank in self._departed
+            and not self._over.is_set()
+            and self._job_failure is None
+            and self._pay_for(task.rank)
+        ):
             budget = self._budgets[task.rank]
             pause_s = budget.pause_s(self._pause_s)
             when = "in %g s" % pause_s if pause_s else "now"
@@ -327,7 +339,7 @@ class Launcher:
             try:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._over.wait(), pause_s)
-                if self._over.is_set():
+                if self._over.is_set() or task.rank in self._guests:
                     break
                 started = await self._start(joining)
             except ConfigError as error:
@@ -336,9 +348,13 @@ class Launcher:
             finally:
                 self._waiting.discard(asyncio.current_task())
             self._running.remove(ended)
+            if self._over.is_set():  # meanwhile
+                started.process.signal(signal.SIGKILL)
             ended = await started.ended()
             if ended.process.returncode == 0:
                 break
+            ended.process.signal(signal.SIGKILL)  # what it left behind in its group
+            self._status.read()
         return ended
 
     def _may_outlive(self, ended: Running) -> bool:
@@ -351,7 +367,7 @@ class Launcher:
         if role != "worker" or rank in self._left:
             return False
         if self._settings.goes_on_without:
-            return rank not in self._departed
+            return not self._is_departed(ended.task)
         return rank in self._joining or self._pay_for(rank)
 
     def _pay_for(self, rank: int) -> bool:
@@ -404,6 +420,7 @@ class Launcher:
                 self._cooling.failed(host, time.monotonic())
 
     def _start_no_more(self) -> None:
+        self._over.set()
         for waiting in self._waiting:
             waiting.cancel()
 

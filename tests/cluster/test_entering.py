@@ -258,6 +258,19 @@ def mark(scheduler, nodes, number=1, round=7, problem=""):
         scheduler.hear(node, {"kind": "barrier", "number": number, "mark": {"round": round, "problem": problem}})
 
 
+def test_no_rank_is_given_twice_while_servers_have_not_answered():
+    scheduler, nodes = at_a_mark(departed=(0, 1))
+    scheduler.entrants.waiting += [Candidate(None), Candidate(None)]
+    mark(scheduler, nodes[2:])
+    for server in SERVERS:
+        scheduler.hear(server, {"kind": "admitted", "rank": 0, "problem": ""})
+    scheduler.decide(nodes[0], {"decision": "entered"})
+    scheduler.entrants.waiting.append(Candidate(None))
+    scheduler.depart(nodes[2])  # nobody is left where they were admitted
+    mark(scheduler, nodes[:1], number=2)
+    assert [one["rank"] for one in scheduler.told[SERVERS[0]] if one["kind"] == "admit"] == [0, 1, 2]
+
+
 def admit(scheduler, candidate):
     for server in SERVERS:
         scheduler.hear(server, {"kind": "admitted", "rank": candidate, "problem": ""})

@@ -4,6 +4,7 @@ are there, and the weights are, to the bit, those of means over them."""
 import os
 import re
 import signal
+import subprocess
 import sys
 
 import numpy as np
@@ -165,6 +166,54 @@ def test_p3_run_starts_others_for_lost_ones_again_and_again(tmp_path, processes)
     absent = {3: [0], 4: [0], 8: [1], 9: [1]}
     there = lambda step: [rank for rank in range(3) if rank not in absent.get(step, [])]  # noqa: E731
     require_right(tmp_path, said + ended.out, there, 3)
+
+
+def test_p3_run_ends_well_if_somebody_else_has_taken_the_place_that_its_own_process_waits_for(tmp_path, processes):
+    run = start(tmp_path, processes, 3, [(1, 8)], [5, 15], "--rejoin")
+    said = run.read_until("worker 0 step 4:")
+    guest = join(tmp_path, processes, run)
+    said += run.read_until("waits to join the job")
+    (tmp_path / "go-5").touch()  # it is let in at 10, before another process of worker 1 has started
+    said += run.read_until("waits to join the job")
+    (tmp_path / "go-15").touch()
+    ended, came = run.wait(60), guest.wait(60)
+    assert ended.code == 0 and came.code == 0, (ended, came)
+    require_right(tmp_path, said + ended.out + came.out, lambda step: [0, 2] if 8 <= step < 10 else [0, 1, 2], 3)
+
+
+def test_p3_run_does_not_end_before_the_last_of_those_who_have_joined(tmp_path, processes):
+    run = start(tmp_path, processes, 2, [(1, 3)], [10, 15], P3_TIMEOUT_S="2")
+    said = run.read_until("The others go on without it")
+    guest = join(tmp_path, processes, run, P3_TIMEOUT_S="2", P3S_GATES="15")
+    said += run.read_until("waits to join the job")
+    (tmp_path / "go-10").touch()
+    came = guest.read_until("worker 1 step 14:")
+    os.kill(worker(run, 0), signal.SIGKILL)
+    said += run.read_until("The others go on without it")
+    with pytest.raises(subprocess.TimeoutExpired):
+        run.popen.wait(9)  # longer than servers have behind the last worker: P3_TIMEOUT_S and 5 s
+    (tmp_path / "go-15").touch()
+    ended, last = run.wait(60), guest.wait(60)
+    assert ended.code == 0 and last.code == 0, (ended, last)
+    absent = [(1, range(3, 10)), (0, range(15, 20))]
+    there = lambda step: [rank for rank in range(2) if not any(r == rank and step in of for r, of in absent)]  # noqa: E731
+    require_right(tmp_path, said + ended.out + came + last.out, there, 2)
+
+
+def test_the_next_scheduler_takes_no_loss_for_that_of_who_has_joined_since(tmp_path, processes):
+    run = start(tmp_path, processes, 3, [(1, 3)], [10, 15], "--rejoin")
+    said = run.read_until("waits to join the job")
+    (tmp_path / "go-10").touch()
+    said += run.read_until("worker 0 step 14:")
+    scheduler, joined = scheduler_of(run), worker(run, 1)
+    os.kill(scheduler, signal.SIGKILL)
+    wait_until(lambda: scheduler_of(run) not in (None, scheduler), "another scheduler")
+    said += run.read_until("all nodes have come back")
+    assert worker(run, 1) == joined
+    (tmp_path / "go-15").touch()
+    ended = run.wait(60)
+    assert ended.code == 0 and ended.err.count("another one is started now") == 1, ended
+    require_right(tmp_path, said + ended.out, lambda step: [0, 2] if 3 <= step < 10 else [0, 1, 2], 3)
 
 
 def test_one_that_is_never_let_in_says_so_and_so_does_the_end_of_the_job(tmp_path, processes):

@@ -384,6 +384,21 @@ def test_one_that_ignores_sighup_as_with_nohup_goes_on(start_job):
     assert process.wait(20).err == "p3 run: interrupted by SIGINT; all processes have been stopped\n"
 
 
+def test_what_a_worker_leaves_behind_holds_nobody_up(start_job):
+    """It has the worker's output open, as a TensorBoard would that a script has started."""
+    process = start_job(JOIN + """
+    import subprocess, sys
+    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    print("left", left.pid, flush=True)
+    session.close()
+    """)
+    finished = process.wait(30)
+    assert finished.code == 0, finished
+    left = [int(pid) for pid in re.findall(r"left (\d+)", finished.out)]
+    assert len(left) == 2
+    wait_until(lambda: not any(map(is_running, left)), "processes are left")
+
+
 def test_a_worker_that_is_told_to_end_can_still_finish_its_step(start_job):
     """Servers end after the workers, and nobody reports the others' end as a loss."""
     process = start_job(JOIN + """
