@@ -290,6 +290,11 @@ class _Shared(job.Held, LocalTrainer):
         tensor = self._shared[name].tensor
         return tensor.detach().to("cpu", master_type(tensor)).contiguous().numpy()
 
+    def rounded(self, name: str, value: np.ndarray) -> Optional[np.ndarray]:
+        own = self._shared[name].tensor.dtype
+        of_all = torch.from_numpy(value)
+        return None if own == of_all.dtype else of_all.to(own).to(of_all.dtype).numpy()
+
     def merge(self, name: str, value: np.ndarray, alpha: float) -> None:
         tensor = self._shared[name].tensor
         with torch.no_grad():
@@ -336,6 +341,7 @@ class _Shared(job.Held, LocalTrainer):
         }
 
     def release(self, why: str = "") -> None:
+        self._require_own_weights("release()")
         self.control.steps.finish()
         super().release()
         if why:

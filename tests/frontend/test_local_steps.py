@@ -379,3 +379,37 @@ def test_with_a_codec_nothing_of_a_weight_is_lost_on_the_way(session):
         arrays = steps.step(arrays)
     assert np.abs(arrays["w"] - moved).max() < off / 100
     steps.release()
+
+
+def test_what_half_precision_cannot_show_of_a_global_weight_is_not_sent_back(session):
+    """Else each exchange would take back what is smaller than its rounding."""
+    steps = p3.LocalSteps(session, {"w": np.ones(4, np.float16)}, every=1, outer={"lr": 0.25, "momentum": 0})
+    arrays = steps.step({"w": np.full(4, 1 + 2**-10, np.float16)})
+    before = steps.state_dict()["global"]["w"]
+    assert (before == 1 + 2**-12).all() and (arrays["w"] == 1).all()
+    steps.step(arrays)  # nobody has trained
+    assert np.array_equal(steps.state_dict()["global"]["w"], before)
+    steps.step({"w": np.full(4, 1 + 2**-10, np.float16)})
+    assert (steps.state_dict()["global"]["w"] == 1 + 2**-11).all()
+    steps.release()
+
+
+def test_a_state_of_another_precision_is_taken(session):
+    double = p3.LocalSteps(session, {"w": np.ones(3)}, every=1)
+    double.step({"w": np.zeros(3)})
+    state = double.state_dict()
+    double.release()
+    steps = p3.LocalSteps(session, {"w": np.ones(3, np.float32)}, every=1)
+    steps.load_state_dict(state)
+    for part in ("global", "momentum"):
+        assert np.array_equal(steps.state_dict()[part]["w"], state[part]["w"].astype(np.float32))
+    with pytest.raises(ValueError, match="of another model: v is in one of them only"):
+        steps.load_state_dict({**state, "momentum": {"v": np.ones(3)}})
+    steps.release()
+
+
+def test_workers_whose_weights_have_another_order_are_told_so():
+    """They would cut other fragments."""
+    said = run(2, "ordered")
+    assert said.count("refused") == 2
+    assert said.count("given weights of other names than worker 0, or in another order") == 1

@@ -250,6 +250,14 @@ def learns(session, codec):
     print("worker %d has learned as much" % session.rank)
 
 
+def ordered(session):
+    made = {"a": np.zeros(3), "b": np.zeros(3)}
+    try:
+        p3.LocalSteps(session, dict(reversed(list(made.items()))) if session.rank else made, every=6, fragments=2)
+    except ValueError as error:
+        print("refused: %s" % error, flush=True)
+
+
 def loss(weights, step):
     x = y = np.random.RandomState(50000 + step).normal(size=(8, 6)).astype(np.float32)
     for number in range(len(LAYERS)):

@@ -464,3 +464,16 @@ def test_weights_that_the_script_loads_become_global_ones_by_broadcast(made):
     optimizer.broadcast()
     assert (optimizer.state_dict()["local_steps"]["global"]["0.weight"] == 2).all()
     backward(model)
+
+
+def test_release_within_global_weights_is_refused(made):
+    """Behind the block the parameters become this worker's own again, whoever trains them by then."""
+    model = small_model()
+    optimizer = made(model)
+    step(model, optimizer)
+    with optimizer.global_weights():
+        with pytest.raises(RuntimeError, match="release\\(\\) within global_weights"):
+            optimizer.release()
+        with pytest.raises(RuntimeError, match="within global_weights"):
+            p3.torch.DistributedOptimizer(sgd(model), model)
+    optimizer.release()

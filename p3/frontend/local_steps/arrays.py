@@ -120,6 +120,10 @@ class LocalSteps(LocalTrainer):
     def local(self, name: str) -> np.ndarray:
         return np.asarray(_read(self._arrays[name]), self.shape_and_type(name)[1], order="C")
 
+    def rounded(self, name: str, value: np.ndarray) -> Optional[np.ndarray]:
+        own, of_all = self._kinds[name][1].name, self.shape_and_type(name)[1]
+        return None if own == of_all else np.asarray(self._copy(name, value), of_all)
+
     def merge(self, name: str, value: np.ndarray, alpha: float) -> None:
         if alpha < 1:
             self._take(name, value if alpha == 0 else merged(self.local(name), value, alpha))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
+import zlib
 from abc import abstractmethod
 from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
@@ -25,6 +27,7 @@ from p3.worker.session import Session
 _MOMENTUM = 1  # the part of a key's state
 ARRAYS = ("global", "exact", "momentum")  # of outer_state()
 _PLAIN_STATE = -1  # in the place of a step
+_ORDER = "order of weights"
 
 
 class LocalTrainer(snapshots.Trainer):
@@ -57,7 +60,7 @@ class LocalTrainer(snapshots.Trainer):
         self._together = Together(session, plan)  # first: all wait here, also whoever has no strategy
         self.store = session.new_store(plan)
         with self.beginning():
-            self._require_alike()
+            self._require_alike(names)
         let_servers_divide(session, self.store)
         for option, value in options.codec.options.items():
             session.set_option(self.store, option, value)
@@ -107,6 +110,10 @@ class LocalTrainer(snapshots.Trainer):
         """The local weight as it is now, C-ordered and of that shape and type; it is not kept."""
 
     @abstractmethod
+    def rounded(self, name: str, value: np.ndarray) -> Optional[np.ndarray]:
+        """A global value as the local weight would have it, of the same type; None if that is all of it."""
+
+    @abstractmethod
     def merge(self, name: str, value: np.ndarray, alpha: float) -> None:
         """The local weight becomes merged(local, value, alpha). `value` is read during the call alone."""
 
@@ -123,7 +130,7 @@ class LocalTrainer(snapshots.Trainer):
         if due is not None:  # before anything is waited for
             priority = -self.schedule.deadline(self.steps_taken) if self._follows_deadlines else 0
             for one in self._fragments[due]:
-                one.push(self.local(one.name), priority)
+                one.push(self.local(one.name), priority, functools.partial(self.rounded, one.name))
             self._under_way.add(due)
         if to_merge in self._under_way:
             self._merge(to_merge)
@@ -215,7 +222,7 @@ class LocalTrainer(snapshots.Trainer):
         self._land()
         with states.between_barriers(self._session, of):
             for name, one in self._globals.items():
-                one.init(np.ascontiguousarray(content["global"][name], one.landing.dtype))
+                one.init(content["global"][name])
             self._land()
             self._give_states(content)
         self._go_on(content)
@@ -225,7 +232,10 @@ class LocalTrainer(snapshots.Trainer):
         of = "the state of LocalSteps"
         for part in ("global", "updates"):
             self._require_names(content[part], of)
-        arrays = {part: {name: self.as_array(array) for name, array in content[part].items()} for part in ARRAYS}
+        for part in ("exact", "momentum"):
+            self._require_names({**self._globals, **content[part]}, of)
+        arrays = {part: {name: np.ascontiguousarray(self.as_array(array), self._globals[name].landing.dtype)
+                         for name, array in content[part].items()} for part in ARRAYS}  # fmt: skip
         for part in ARRAYS:
             for name, array in arrays[part].items():
                 saved, here = tuple(array.shape), self._globals[name].landing.shape
@@ -304,13 +314,16 @@ class LocalTrainer(snapshots.Trainer):
         for name, one in self._globals.items():
             self.merge(name, one.landing, 0.0)
 
-    def _require_alike(self) -> None:
+    def _require_alike(self, names: Sequence[str]) -> None:
         """Or workers would wait for fragments that others send at other times."""
-        own = self._options.numbers
+        own = {**self._options.numbers, _ORDER: zlib.crc32("\0".join(names).encode())}
         values = np.array(list(own.values()), np.float64)
         key = self._session.declare("schedule", values.shape, "float64", self._together.store)
         of_rank_0 = waiting.from_rank_0(self._session, key, values)
         for (name, here), there in zip(own.items(), of_rank_0):
+            if here != there and name == _ORDER:
+                raise ValueError("%s: LocalSteps was given weights of other names than worker 0, or in another order, "
+                                 "by which fragments are cut: give all workers the same" % self._session.label)
             if here != there:
                 raise ValueError("%s: LocalSteps was given %s=%g, and on worker 0 %g: give all workers the same"
                                  % (self._session.label, name, here, there))  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable, Optional
 
 import numpy as np
 
@@ -25,10 +25,12 @@ class Global(KeyRounds):
         value = first if self._session.is_first else None
         self._under_way = Round(self._session.init(self.key, value, self._array, self.priority), self._take_value)
 
-    def push(self, local: np.ndarray, priority: int) -> None:
-        """Begins an exchange; `local` may be written to afterwards. Returns at once."""
+    def push(self, local: np.ndarray, priority: int, rounded: Callable[[np.ndarray], Optional[np.ndarray]]) -> None:
+        """Begins an exchange; `local` may be written to afterwards. `rounded`: the global value as the local weight has
+        it, None where that has it all. Returns at once."""
         self._make_room()
         self.priority = priority
+        local = _with_rest(local, self.landing, rounded(self.landing))
         sent = np.array(local) if self._sends_weights else np.asarray(self.landing - local)
         scalars = (self._outer.lr, 0.0, self._rescale, self.updates + 1.0, 1.0)
         self._begin(self._session.pushpull(self.key, sent, self._array, priority, *scalars), is_skip=False)
@@ -39,6 +41,14 @@ class Global(KeyRounds):
 
     def _take_result(self, _operation: Any) -> None:
         pass
+
+
+def _with_rest(local: np.ndarray, value: np.ndarray, rounded: Optional[np.ndarray]) -> np.ndarray:
+    """The local weight, with what half precision has rounded off the global one: else each exchange would send that
+    back as if it had been trained, and steps smaller than the rounding would come to nothing."""
+    if rounded is None:
+        return local
+    return np.where(local == rounded, value, value + (local - rounded))
 
 
 def merged(local: Any, value: Any, alpha: float) -> Any:
