@@ -122,6 +122,8 @@ def _options(experiment: experiments.Experiment, defaults: Dict) -> Dict[str, Di
                          list_of(number(0.01, 100)), "R[,...]", default=experiments.RATIOS),
         "shares": option("the computation over the time that the bound's communication takes (default %(default)s)",
                          list_of(number(0.01, 100)), "S[,...]", default=experiments.SHARES),
+        "factors": option("by what the links' rate is multiplied while a job runs (default %(default)s)",
+                          list_of(number(0.01, 100)), "F[,...]", default=experiments.FACTORS),
         "jitter": option("spread of the computation's length: sigma of a log-normal factor (default %(default)g)",
                          number(0, 2), "SIGMA"),
         "pause": option("mean pause of each worker in each step: steps of varying length (default none)",

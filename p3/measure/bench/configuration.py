@@ -29,6 +29,7 @@ class Configuration(NamedTuple):
     strategy: Optional[str] = None  # how it was made: "none", or of p3/measure/planning; None: not asked
     strategy_text: str = ""  # of its file; "": there is none
     predicted_s: Optional[float] = None  # by the simulator
+    from_mbit: Optional[float] = None  # the links' rate until it changes to rate_mbit; None: it does not change
 
     @property
     def path(self) -> Path:
@@ -66,6 +67,7 @@ class Configuration(NamedTuple):
         later = {"goal_loss": self.goal_loss, "path": self.path_name, "batch": self.batch, "clip": self.clip,
                  "compute_share": self.compute_share, "strategy": self.strategy,
                  "strategy_text": self.strategy_text or None, "predicted_s": self.predicted_s,
+                 "from_mbit": self.from_mbit,
                  "release": None if self.release == "layer" else self.release}  # fmt: skip
         return {**fields, **{name: value for name, value in later.items() if value is not None}}
 

@@ -15,6 +15,7 @@ from p3.errors import ConfigError
 from p3.measure.arguments import number
 from p3.measure.bench import limits
 from p3.measure.bench import validation as validated
+from p3.measure.bench.changes import LEAST
 from p3.measure.bench.computations import CONVNET, LESSON, REPLAY, RESNET, SEEDED_LESSON, Computation
 from p3.measure.bench.configuration import Configuration, rate_text
 from p3.measure.bench.paths import PATHS
@@ -29,6 +30,7 @@ from p3.plan import key_plan
 RATIOS = "0.6,1.0,1.4"
 SLICES = "5000,10000,20000,50000,100000,200000,500000,1000000"
 SHARES = "0.25,0.5,1"
+FACTORS = "2,0.5"
 REGIMES = {"slow": (200.0, 4.0), "fast": (800.0, 1.0)}  # Mbit/s, seconds of computation
 TRAINED = "convnet"  # the model of trainings/mxnet_convnet.py
 GOALS = {"gpt": 2.5, "convnet": 0.4}  # of trainings/lessons.py: the losses that they shall reach
@@ -159,6 +161,21 @@ def sweep(options: Namespace) -> List[Configuration]:
                 one = _configuration(options, model, label, compute_s=0.0, rate_mbit=rate_mbit, compute_share=share)
                 made.append(one._replace(compute_s=float(f"{share * limits.goal(one).seconds:.4g}")))
     return made
+
+
+def changes(options: Namespace) -> List[Configuration]:
+    """From the same rate to others."""
+    _need_rate(options)
+    if options.iterations < LEAST:
+        raise ConfigError(f"p3 bench changes needs at least {LEAST} --iterations, of which the last count, not fewer")
+    return [
+        _configuration(
+            options, model, rate_mbit=options.rate[0] * factor, from_mbit=options.rate[0],
+            label=f"{rate_text(options.rate[0])}, then {rate_text(options.rate[0] * factor)}",
+        )
+        for model in options.models
+        for factor in options.factors
+    ]  # fmt: skip
 
 
 def staleness(options: Namespace) -> List[Configuration]:
@@ -390,6 +407,12 @@ EXPERIMENTS: Tuple[Experiment, ...] = (
         tables=(partial(times, tables.RATE), tables.far_from_bound),
         figure=views.Figure("shares", "Distance to the bound against bandwidth", views.RATE_OF_SHARES,
                             views.OVER_BOUND),
+    ),
+    Experiment(
+        "changes", "links whose rate changes while a job runs: iterations before, just after and ten later", changes,
+        {"stores": OURS, "models": "vgg19", "hosts": "4", "rate": "200mbit", "shrink": 0.5, "iterations": 24},
+        options=_but(["rates", "hostfile"], "factors"), megabytes=40,
+        tables=(tables.changed,),
     ),
     Experiment(
         "paths", "other queues, shapers and congestion controls, TLS, several workers on a host", paths,

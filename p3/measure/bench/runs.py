@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 from p3.measure.bench import limits, measured
+from p3.measure.bench.changes import LinkChange
 from p3.measure.bench.configuration import Configuration, Course
 from p3.measure.bench.experiments import named
 from p3.measure.jobs import job as jobs
@@ -36,7 +37,7 @@ class Site(NamedTuple):
 @contextlib.contextmanager
 def lab_site(configuration: Configuration) -> Iterator[Site]:
     """A lab of its own for each comparison. Nothing else listens there, so any ports will do."""
-    rates = configuration.rates_mbit or configuration.rate_mbit
+    rates = configuration.rates_mbit or configuration.from_mbit or configuration.rate_mbit
     with hosts.lab(configuration.hosts, rates, configuration.delay_ms, configuration.path.shaping) as made:
         yield Site(made, made[0], iter(range(9100, 65536)))
 
@@ -69,11 +70,15 @@ def run(store: Store, configuration: Configuration, course: Course, site: Site, 
     with tempfile.TemporaryDirectory(prefix="p3-bench-") as name:
         folder = Path(name)
         with _job(store, configuration, course, site, folder, repeat) as job, _sampled_nics(sampled, folder) as samples:
-            error = hung = watched = None
+            error = hung = watched = change = None
             try:
+                if configuration.from_mbit is not None:
+                    hosts.change(site.hosts, configuration.from_mbit)  # a run before may have changed it
+                    change = LinkChange(job, site.hosts, configuration.rate_mbit)
                 job.start()
                 watched = Watched(job, memory=experiment.counts_bytes)
-                job.wait(course.timeout_s or _timeout_s(configuration, course), watched.sample)
+                looks = [watched.sample] if change is None else [watched.sample, change.look]
+                job.wait(course.timeout_s or _timeout_s(configuration, course), lambda: [look() for look in looks])
             except jobs.JobHung as failure:
                 hung = str(failure)
             except jobs.JobError as failure:
@@ -85,6 +90,9 @@ def run(store: Store, configuration: Configuration, course: Course, site: Site, 
         print(f"{hung}\n  All results were written before, and count.", file=sys.stderr)
     else:
         error = error or hung
+    if change is not None:
+        record.update(change.told(workers))
+        workers = change.settled(workers)
     used_s = watched.cpu_s(*measured.span(workers))
     record.update(measured.summary(workers))
     record["cpu_s"] = None if used_s is None else round(used_s / len(record["iteration_s"]), 6)

@@ -10,7 +10,8 @@ host sends to itself does not, as with real machines. Files, processes and users
 
 `lab` is for one program: leaving the `with` block, in whatever way (Ctrl-C included), ends the processes that still run
 on the hosts and removes everything. What a program that was itself killed left behind is removed by the next `lab`.
-`up`, `attach` and `down` are for a lab with a name, which stands until it is taken down (`p3 lab`).
+`up`, `attach` and `down` are for a lab with a name, which stands until it is taken down (`p3 lab`). `change` gives the
+links of either other rates, while whatever runs goes on.
 
 Needs Linux, root and a few commands; `why_unavailable()` says what is missing.
 """
@@ -26,7 +27,7 @@ import os
 import re
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -35,7 +36,10 @@ from p3.measure.lab.network import COMMAND_TIMEOUT_S, LabError, MissingQdisc
 from p3.measure.lab.shaping import Shaping
 from p3.measure.lab.signals import signals_held
 
-__all__ = ["Host", "LabError", "LabStatus", "MissingQdisc", "attach", "down", "lab", "status", "up", "why_unavailable"]
+__all__ = [
+    "Host", "LabError", "LabStatus", "MissingQdisc", "attach", "change", "down", "lab", "status", "up",
+    "why_unavailable",
+]  # fmt: skip
 
 # One folder for each lab. It is locked by who sets the lab up or takes it down and, if the lab is temporary, by its
 # owner for life; the kernel frees the lock of a process that was killed.
@@ -162,6 +166,22 @@ def attach(name: str) -> List[Host]:
     if described is None:
         raise LabError(f"there is no lab {name!r}{_others()}")
     return described[0]
+
+
+def change(hosts: Sequence[Host], rate_mbit: Rates) -> List[Host]:
+    """All hosts of a lab, with links of other rates from now on, one for all or each its own. What waits in a queue
+    stays there, but for what a shorter one does not hold. Errors as `lab`."""
+    name, rates = hosts[0].lab, _each(len(hosts), rate_mbit)
+    described = _read(name)
+    if described is None or len(described[0]) != len(hosts):
+        raise LabError(f"these are not all hosts of a lab that is up: {', '.join(host.name for host in hosts)}")
+    if None in rates or None in [host.rate_mbit for host in hosts]:
+        raise ValueError("only links that have a rate can be given another one")
+    links, changed = described[1], [replace(host, rate_mbit=rate) for host, rate in zip(hosts, rates)]
+    for host in changed:
+        network.limit(_contents(name), host.node, host.rate_mbit, links.delay_ms > 0, links.shaping)
+    _write(name, changed, links)
+    return changed
 
 
 def down(name: str) -> None:

@@ -54,6 +54,7 @@ class Configuration:
     clip: Later[Positive]  # the global norm to which gradients were clipped
     compute_share: Later[Positive]  # compute_s was chosen so: of what the bound's communication takes
     strategy: Later[Text]  # how the servers' shares were chosen: "none": equal; or as `p3 plan` does
+    from_mbit: Later[Positive]  # the links' rate before it changed to rate_mbit, while the job ran
 
     @property
     def configuration(self) -> Configuration:
@@ -94,6 +95,8 @@ class Run(Configuration):
     server_peak_bytes: Later[AtLeastOne]
     strategy_text: Later[Words]  # of the strategy's file
     predicted_s: Later[Positive]  # by the simulator
+    before_s: Later[Seconds]  # of iterations before the links' rate changed, and of the first ones behind that, which
+    settling_s: Later[Seconds]  # iteration_s has not
 
 
 @dataclass(frozen=True)

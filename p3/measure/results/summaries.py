@@ -209,7 +209,7 @@ def setting(one: Configuration, told: Sequence[str]) -> str:
     say something."""
     parts = {
         "model": "%s, %.3g MB" % (model_label(one.model), one.bytes / 1e6),
-        "rate": ", ".join(map(rate, one.rates_mbit or [one.rate_mbit])),
+        "rate": _rates(one),
         "compute": _computation(one),
         "delay": "%g ms delay" % one.delay_ms if one.delay_ms else "",
         "hosts": "%d host%s" % (one.hosts, "" if one.hosts == 1 else "s"),
@@ -219,6 +219,12 @@ def setting(one: Configuration, told: Sequence[str]) -> str:
         "clip": "" if one.clip is None else "clipped to a norm of %g" % one.clip,
     }
     return ", ".join(parts[name] for name in told if parts[name])
+
+
+def _rates(one: Configuration) -> str:
+    if one.from_mbit is not None:
+        return "%s, then %s" % (rate(one.from_mbit), rate(one.rate_mbit))
+    return ", ".join(map(rate, one.rates_mbit or [one.rate_mbit]))
 
 
 def _computation(one: Configuration) -> str:

@@ -280,6 +280,23 @@ def planned(results: Results) -> List[Table]:
     return [Table(_name(results), [head, *rows], _notes(summarise(results.runs)))]
 
 
+def changed(results: Results) -> List[Table]:
+    """A row for each store and change of the links' rate: iterations before it, the longest one behind it, and those
+    from ten behind it on, which are what the bound is compared with."""
+    rows, summaries = [], summarise(results.runs)
+    for one in summaries:
+        right = [run for run in results.runs if run.configuration == one.configuration and run.result == "right"]
+        before = spread([statistics.median(run.before_s) for run in right]) if right else None
+        worst = spread([max(run.settling_s) for run in right]) if right else None
+        rows.append([
+            setting(one, ("model", "rate", "compute", "delay", "hosts")), one.store, _or_dash(before, _spread),
+            _or_dash(worst, _spread), _time(one.store, {one.store: one}), _or_dash(one.bound_s, _seconds),
+            _above(one.store, {one.store: one}),
+        ])  # fmt: skip
+    head = ["setting", "store", "before", "longest behind", "ten later", "bound", "above bound"]
+    return [Table(_name(results), [head, *rows], _notes(summaries))]
+
+
 def best_speedups(results: Results) -> List[Table]:
     """Of P3 over MXNet's default store, of all settings, beside the paper's."""
     rows, summaries = [], summarise(results.runs)

@@ -17,6 +17,7 @@ from processes import PYTHONPATH, Process, clean_environment
 
 from p3 import cli
 from p3.measure.bench import campaign, experiments, limits, measured, report, runs
+from p3.measure.bench.changes import BEFORE, LEAST, SETTLING
 from p3.measure.bench.command import fill_in_rate, leave_out_what_cannot_clip
 from p3.measure.bench.configuration import Course
 from p3.measure.bench.paths import PATHS, Path
@@ -194,6 +195,21 @@ def test_utilization_counts_the_bytes_of_every_card_and_a_failing_store_is_no_co
             assert len(card[way]) == pytest.approx(sum(right["iteration_s"]) / card["interval_s"], abs=20)
     printed = capsys.readouterr().out
     assert "1 of 1 runs failed: dist_sync:" in printed and "idle share of network cards" in printed
+
+
+@needs_lab
+def test_changes_counts_what_ends_well_behind_the_change(bench, capsys):
+    options = [*EMULATED, "--rate", "200mbit", "--factors", "0.5", "--hosts", "2", "--stores", "p3_sync,dist_sync"]
+    status, _, records = bench("changes", *options, "--compute", "0.02", "--iterations", str(LEAST + 2))
+    assert status == 0, records
+    (before,) = configurations("targets", *EMULATED, "--regimes", "slow", "--rate", "200mbit", "--compute", "0.02")
+    for record in runs_of(records, ["from_mbit", "before_s", "settling_s"]):
+        assert_right(record, iterations=3)
+        assert (record["from_mbit"], record["rate_mbit"]) == (200, 100)
+        assert (len(record["before_s"]), len(record["settling_s"])) == (BEFORE, SETTLING)
+        assert record["median_s"] > record["bound_s"] > 1.5 * limits.goal(before).seconds
+        assert min(record["before_s"]) < record["bound_s"], "the links were fast again, for the second store, too"
+    assert "200 Mbit/s, then 100 Mbit/s" in capsys.readouterr().out
 
 
 @needs_lab
@@ -484,6 +500,7 @@ def test_wrong_options_are_refused(arguments, words, capsys):
     (["accuracy", "--hosts", "40"], "too few pictures for 40 --hosts"),
     (["utilization", "--hosts", "1"], "p3 bench utilization needs at least 2 --hosts"),
     (["sweep", "--hosts", "1"], "p3 bench sweep needs at least 2 --hosts"),
+    (["changes", "--iterations", "16"], "p3 bench changes needs at least 17 --iterations"),
     (["targets", "--hostfile", "/nowhere"], "--hostfile /nowhere cannot be read"),
 ])  # fmt: skip
 def test_what_an_experiment_cannot_do_is_refused(arguments, words, capsys):

@@ -102,6 +102,28 @@ def test_rate_bounds_each_direction(limited, shaping):
 
 
 @needs_lab
+@pytest.mark.parametrize("shaping", [Shaping(), Shaping("htb"), Shaping(beyond=True)])
+def test_links_of_a_lab_may_be_given_other_rates(shaping):
+    size = 1_000_000
+    try:
+        with hosts.lab(2, (400, 1000), shaping=shaping) as lab:
+            changed = hosts.change(lab, (40, 80))
+            assert [host.rate_mbit for host in changed] == [40, 80] and hosts.attach(lab[0].lab) == changed
+            received, seconds, _ = transfer(*changed, size)
+            assert received == size
+            assert seconds >= (size - 2 * BURST_BYTES) * 8 / 40e6  # as above
+            for wrong, rates in ((lab, (40, None)), (lab, 0)):
+                with pytest.raises(ValueError, match="rate"):
+                    hosts.change(wrong, rates)
+            with pytest.raises(hosts.LabError, match="not all hosts of a lab that is up"):
+                hosts.change(lab[:1], 40)
+        with pytest.raises(hosts.LabError, match="not all hosts of a lab that is up"):
+            hosts.change(lab, 40)
+    except hosts.MissingQdisc as missing:
+        pytest.skip(str(missing))
+
+
+@needs_lab
 @pytest.mark.parametrize("shaper", SHAPERS)
 def test_queue_is_as_long_as_asked_for(shaper):
     try:

@@ -120,6 +120,22 @@ def test_a_worker_that_waits_for_nobody_may_be_below_the_bound_of_those_that_do(
     assert "(!)" not in table.rows[1][1] + "".join(table.notes)
 
 
+def test_changed_links_have_iterations_before_just_behind_and_ten_later(tables_of):
+    halved = {"from_mbit": 200, "rate_mbit": 100, "bound_s": 2.0}
+    lines = [
+        made.run("changes", seconds=(2.1,), before_s=[1.0, 1.2, 1.1], settling_s=[1.5, 3.0, 2.2], **halved),
+        made.run("changes", seconds=(2.2,), repeat=1, before_s=[1.3], settling_s=[2.5], **halved),
+        made.failed("changes", "p3_sync", repeat=2, **halved),
+    ]
+    (table,) = tables_of(*lines)
+    assert table.rows[1:] == [[
+        "VGG-19, 86 MB, 200 Mbit/s, then 100 Mbit/s, 1 s of computation, 2 hosts", "p3_sync", "1.20 (1.10..1.30)",
+        "2.75 (2.50..3.00)", "2.15 (2.10..2.20) 2 of 3", "2.00", "+7.5%",
+    ]]  # fmt: skip
+    (table,) = tables_of(lines[-1])
+    assert table.rows[1][2:5] == ["-", "-", "failed"]
+
+
 def test_sweep_lists_what_is_far_from_its_bound_and_says_of_how_many(tables_of):
     slow, fast = ({"rate_mbit": rate, "compute_s": 10 / rate, "compute_share": 0.5} for rate in (30, 100))
     lines = [
