@@ -38,15 +38,15 @@ struct Traffic {
 
 struct Counters {
   Traffic traffic;
-  Traffic local;                      // worker: with the other workers of its machine, which `traffic` leaves out
-  uint64_t rounds = 0;                // worker: keys' rounds completed; server: slices' rounds completed
-  uint64_t last_round = 0;            // the highest one completed of any key
-  uint64_t received_slices = 0;       // server: received and not yet handled, now
-  uint64_t buffer_bytes = 0;          // server, leader of a machine: received slices of incomplete rounds, now
-  uint64_t peak_buffer_bytes = 0;     // the peak so far
-  uint64_t system_calls = 0;          // of the threads that serve the vans, to move bytes, to sleep and to wake others
-  uint64_t keys = 0;                  // server: that it knows, now
-  uint64_t value_bytes = 0;           // server: of their values and their optimizers' states, now
+  Traffic local;                   // worker: with the other workers of its machine, which `traffic` leaves out
+  uint64_t rounds = 0;             // worker: keys' rounds completed; server: slices' rounds completed
+  uint64_t last_round = 0;         // the highest one completed of any key
+  uint64_t received_slices = 0;    // server: received and not yet handled, now
+  uint64_t buffer_bytes = 0;       // server, leader of a machine: received slices of incomplete rounds, now
+  uint64_t peak_buffer_bytes = 0;  // the peak so far
+  uint64_t system_calls = 0;       // of the threads that serve the vans, to move bytes, to sleep and to wake others
+  uint64_t keys = 0;               // server: that it knows, now
+  uint64_t value_bytes = 0;        // server: of their values and their optimizers' states, now
 };
 
 }  // namespace p3

@@ -68,7 +68,7 @@ class SocketStream : public Stream {
   bool is_tcp_ = false;
   bool has_bbr_ = false;
   bool awaits_much_ = false;  // from the start on; the reader goes by it
-  LinkRate own_link_;  // until it shares one
+  LinkRate own_link_;         // until it shares one
   LinkRate* link_ = &own_link_;
   // Of all that the kernel has told; none at first.
   uint32_t min_rtt_us_ = std::numeric_limits<uint32_t>::max();
