@@ -77,7 +77,7 @@ class Launcher:
         self._departed: Set[int] = set()  # that were lost, and the job goes on without them
         self._guests: Set[int] = set()  # of these, whose place a process has that somebody else has started
         self._rejoins = rejoins  # others are started for these, and join the job
-        self._over: asyncio.Event  # nobody can join any more: the scheduler has ended, or the job ends
+        self._over: Optional[asyncio.Event] = None  # nobody can join any more: the scheduler has ended, or the job ends
         self._in_place_since: Dict[int, float] = {}
         self._waiting: Set[asyncio.Task] = set()  # each to start one when its pause is over
         self.began_at: Optional[float] = None  # all were connected
@@ -420,7 +420,8 @@ class Launcher:
                 self._cooling.failed(host, time.monotonic())
 
     def _start_no_more(self) -> None:
-        self._over.set()
+        if self._over is not None:
+            self._over.set()
         for waiting in self._waiting:
             waiting.cancel()
 

@@ -25,13 +25,13 @@ class LinkChange:
     def __init__(self, job: Job, hosts: Sequence, to_mbit: float) -> None:
         """Of a job that has not started; `hosts` are all of a lab."""
         self._job, self._hosts, self._to_mbit = job, hosts, to_mbit
-        self._is_done = False
+        self.is_done = False
 
     def look(self) -> None:
         """Changes the rate once it is time. To be called often."""
-        if not self._is_done and len(measured.counted([self._job.lines("worker 0")])[0]) >= BEFORE:
+        if not self.is_done and len(measured.counted([self._job.lines("worker 0")])[0]) >= BEFORE:
             lab.change(self._hosts, self._to_mbit)
-            self._is_done = True
+            self.is_done = True
 
     def told(self, workers: measured.Workers) -> Dict:
         """Seconds of the iterations before it, and of those in which the job finds to its new pace."""

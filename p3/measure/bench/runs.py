@@ -90,6 +90,8 @@ def run(store: Store, configuration: Configuration, course: Course, site: Site, 
         print(f"{hung}\n  All results were written before, and count.", file=sys.stderr)
     else:
         error = error or hung
+    if change is not None and not change.is_done:
+        return [dict(record, error=f"{store.name}: the job ended before its links changed: choose a larger --size")]
     if change is not None:
         record.update(change.told(workers))
         workers = change.settled(workers)
