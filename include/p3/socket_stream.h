@@ -44,8 +44,6 @@ class SocketStream : public Stream {
   // How many bytes may be in flight on one of the connections that share a link. Always more than what the path itself
   // holds at the link's rate, so if this bound keeps the rate low, it grows. Whole KiB.
   static uint64_t bytes_under_way(const LinkShare& link, uint32_t min_rtt_us);
-  // What is handed to the kernel at once, at most, where so many bytes may be in flight.
-  static uint64_t piece_of(uint64_t bound);
 
   // Whether a path is so short that another congestion control takes the place of BBR where that is the system's
   // default: connections that take turns by priority do not get their rates from it (docs/decisions.md).

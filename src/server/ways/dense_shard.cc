@@ -30,6 +30,12 @@ const char* DenseShard::problem_with_payload(const Header& header, int worker) c
   return fits ? nullptr : "of another size than agreed";
 }
 
+const char* DenseShard::problem_with_gradient_of(const Task& task) const {
+  if (!task.payload) return nullptr;
+  const Compression sent = key.plan.codec.in(static_cast<Encoding>(task.header.encoding));
+  return problem_with_encoded(sent, task.payload.data(), task.header.payload_bytes, elements_);
+}
+
 void* DenseShard::place_of(const Header& header, PooledBuffer& buffer) {
   if (static_cast<Encoding>(header.encoding) == Encoding::kAbsent) return nullptr;
   if (header.kind == FrameKind::kInit && !std::exchange(has_first_value_, true)) return value_;

@@ -18,6 +18,8 @@ class DenseShard : public Shard {
   bool load(uint8_t part, const void* content, size_t bytes) override;
 
  protected:
+  // Of a push: what its length did not show. nullptr: nothing, or it brings no gradient.
+  const char* problem_with_gradient_of(const Task& task) const;
   uint8_t part_of_master(const Optimizer* optimizer) const override;
 
  private:

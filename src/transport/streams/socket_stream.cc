@@ -185,9 +185,9 @@ bool SocketStream::set_send_buffer() {
   return getsockopt(fd_, SOL_SOCKET, SO_SNDBUF, &got, &length) != 0 || got >= 2 * wanted;
 }
 
-size_t SocketStream::piece_bytes() const { return is_bounded_ ? piece_of(bound_) : std::numeric_limits<size_t>::max(); }
-
-uint64_t SocketStream::piece_of(uint64_t bound) { return std::clamp(bound, kLeastPiece, kMostPiece); }
+size_t SocketStream::piece_bytes() const {
+  return is_bounded_ ? std::clamp<uint64_t>(bound_, kLeastPiece, kMostPiece) : std::numeric_limits<size_t>::max();
+}
 
 IoResult SocketStream::read(const iovec* parts, int count) {
   msghdr message{};

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "numeric/sum.h"
-#include "p3/codec.h"
 
 namespace p3 {
 
@@ -17,12 +16,8 @@ StaleSlice::StaleSlice(const ServerKey& its_key, uint32_t its_index, int its_thr
 void StaleSlice::push(Task& task, Reply& reply) {
   const Optimizer* const its = optimizer();
   reply.problem = unanswered_.problem_with_push(task.worker);
-  if (reply.problem == nullptr && task.payload) {
-    reply.problem = Unanswered::problem_with_gradient(its);
-    const Compression sent = key.plan.codec.in(static_cast<Encoding>(task.header.encoding));
-    if (reply.problem == nullptr)
-      reply.problem = problem_with_encoded(sent, task.payload.data(), task.header.payload_bytes, elements_);
-  }
+  if (reply.problem == nullptr && task.payload) reply.problem = Unanswered::problem_with_gradient(its);
+  if (reply.problem == nullptr) reply.problem = problem_with_gradient_of(task);
   if (reply.problem != nullptr) return;
   if (task.payload && !is_before_value(task.worker)) update(*its, task);
   reply.is_summed = true;

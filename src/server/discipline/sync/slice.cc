@@ -39,11 +39,8 @@ ServerSlice::ServerSlice(const ServerKey& its_key, uint32_t its_index, int its_t
 // --- a round -------------------------------------------------------------------------------------------------------
 
 void ServerSlice::push(Task& task, Reply& reply) {
-  if (task.payload) {
-    const Compression sent = key.plan.codec.in(static_cast<Encoding>(task.header.encoding));
-    reply.problem = problem_with_encoded(sent, task.payload.data(), task.header.payload_bytes, elements_);
-    if (reply.problem != nullptr) return;
-  }
+  reply.problem = problem_with_gradient_of(task);
+  if (reply.problem != nullptr) return;
   if (task.payload || (key.plan.is_gathered() && goes_on(task.header)))
     reply.contradicts = round_.numbers.note(task.worker, task.header.scalars, task.fields);
   if (reply.contradicts >= 0) return;
