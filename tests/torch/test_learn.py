@@ -34,7 +34,7 @@ def losses_on_the_joined_batch(name, max_norm=None):
     for number in range(FOLLOWED):
         inputs, targets = map(torch.cat, zip(*(lesson.batch(data, number, rank, 0) for rank in range(2))))
         optimizer.zero_grad()
-        loss = lesson.loss(net, inputs, targets)
+        loss, _ = lesson.loss(net, inputs, targets)
         losses.append(loss.item())
         loss.backward()
         if max_norm is not None:
@@ -79,6 +79,7 @@ def test_what_compression_costs_in_learning_is_told_for_each_seed(tmp_path, monk
     assert cli.main(["bench", "codecs", *options, "--out", out]) == 0, capsys.readouterr().err
     records = [json.loads(line) for line in open(out)][1:]
     assert all(0 <= one["heldout_accuracy"] <= 1 and one["heldout_loss"] < one["losses"][0] for one in records)
+    assert all(0 <= min(one["batch_accuracies"]) < one["batch_accuracies"][-1] for one in records)
     assert [(one["store"], one["repeat"], one["result"], one["clip"]) for one in records] == [
         (store, repeat, "right", 1.0)
         for repeat, order in enumerate([["p3_torch", "p3_torch_int8", "ddp_25_powersgd"],

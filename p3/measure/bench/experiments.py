@@ -265,9 +265,10 @@ def codecs(options: Namespace) -> List[Configuration]:
 
 
 def _every_codec() -> str:
-    """Stores: exact training, DDP's hooks, and P3 with each codec that needs no option."""
+    """Stores: exact training, DDP's hooks, and P3 with each codec that is for any optimizer; 2bit with a threshold of
+    about what an element of a gradient of norm 1 has."""
     ddp = ["ddp_1", "ddp_1_fp16", "ddp_25_powersgd", "ddp_25_powersgd:2"]
-    return ",".join([*ddp, "p3_torch", *(f"p3_torch_{codec}" for codec in of_torch())])
+    return ",".join([*ddp, "p3_torch", *(f"p3_torch_{codec}" for codec in of_torch()), "p3_torch_2bit:0.001"])
 
 
 def accuracy(options: Namespace) -> List[Configuration]:

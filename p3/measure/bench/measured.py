@@ -67,18 +67,19 @@ def pace(workers: Workers) -> Dict:
 
 def curve(workers: Workers, are_apart: bool) -> Dict:
     """Each step's loss, the mean over the workers, and when all had read it; warm-up counts. Of workers that are rounds
-    apart, a step is as many losses as there are workers, in the order in which they were read, whoever read them."""
-    read = [[(one["start"] + one["seconds"] - lines[0]["start"], one["loss"]) for one in lines]
+    apart, a step is as many losses as there are workers, in the order in which they were read, whoever read them. Where
+    workers tell it, the accuracy too, of the same batches."""
+    read = [[(one["start"] + one["seconds"] - lines[0]["start"], one["loss"], one.get("accuracy")) for one in lines]
             for lines in map(_iterations, workers)]  # fmt: skip
     steps = zip(*read)  # every host has a clock of its own
     if are_apart:
         in_order = iter(sorted(itertools.chain(*read)))
         steps = zip(*[in_order] * len(workers))
-    steps = list(steps)
-    return {
-        "losses": [statistics.fmean(loss for _, loss in step) for step in steps],
-        "loss_at_s": [round(max(at_s for at_s, _ in step), 6) for step in steps],
-    }
+    at_s, losses, accuracies = zip(*(zip(*step) for step in steps))
+    found = {"losses": list(map(statistics.fmean, losses)), "loss_at_s": [round(max(step), 6) for step in at_s]}
+    if accuracies[0][0] is not None:
+        found["batch_accuracies"] = [round(statistics.fmean(step), 6) for step in accuracies]
+    return found
 
 
 def heldout(workers: Workers) -> Dict:

@@ -86,6 +86,7 @@ class Run(Configuration):
     goal_loss: Later[Positive]
     losses: Later[Losses]
     loss_at_s: Later[Seconds]
+    batch_accuracies: Later[Shares]  # of the batches whose losses these are
     heldout_loss: Later[Positive]  # at the end, of what no batch has; and the share of right answers
     heldout_accuracy: Later[NotNegative]
     accuracies: Later[Shares]  # after each epoch, with the seconds of training until then
@@ -219,8 +220,10 @@ _KINDS: Dict[str, Callable] = {"settings": Settings, "run": Run, "nic": Nic}  # 
 
 def _check(one) -> None:
     """What a field alone does not show. ValueError."""
+    has_shares = getattr(one, "batch_accuracies", None) is not None
     for name, values, moments in (
         ("accuracies", "accuracies", "accuracy_at_s"), ("losses", "losses", "loss_at_s"),
+        *([("batch accuracies", "batch_accuracies", "loss_at_s")] if has_shares else []),
     ):  # fmt: skip
         count, at = (len(getattr(one, field, None) or ()) for field in (values, moments))
         if count != at:

@@ -1,7 +1,8 @@
-"""Losses of trainings that were repeated with several seeds: bands over the seeds, and what a compression costs.
+"""Losses and accuracies of trainings that were repeated with several seeds: bands over these, and what a compression
+costs.
 
 A seed is a repeat: the same first weights and batches for every store. So stores are compared seed by seed, at equal
-steps; and at equal seconds, by when losses were known. Losses are smoothed as in curves.py.
+steps; and at equal seconds, by when losses were known. Both are smoothed as in curves.py.
 """
 
 from __future__ import annotations
@@ -22,13 +23,20 @@ class Band:
 
     configuration: Configuration
     losses: Tuple[Spread, ...]  # of each step, over the seeds
+    accuracies: Tuple[Spread, ...]  # of the same batches; () if not known
     at_s: Tuple[float, ...]  # when each was known: the median over the seeds
     finals: Dict[int, float]  # of the last step, by seed
     heldout: Tuple[float, ...]  # the share of right answers about what no batch has, of each seed; () if not known
 
-    def at(self, seconds: float) -> Optional[float]:
-        """The median loss that was known by then."""
-        known = [loss.median for loss, at_s in zip(self.losses, self.at_s) if at_s <= seconds]
+    def loss_at(self, seconds: float) -> Optional[float]:
+        """The median that was known by then."""
+        return self._known(self.losses, seconds)
+
+    def accuracy_at(self, seconds: float) -> Optional[float]:
+        return self._known(self.accuracies, seconds)
+
+    def _known(self, values: Sequence[Spread], seconds: float) -> Optional[float]:
+        known = [value.median for value, at_s in zip(values, self.at_s) if at_s <= seconds]
         return known[-1] if known else None
 
     def ends_within(self, base: Band) -> bool:
@@ -54,6 +62,7 @@ def _band(configuration: Configuration, runs: Sequence[Run]) -> Band:
     return Band(
         configuration,
         losses=tuple(map(spread, zip(*smoothed.values()))),
+        accuracies=tuple(map(spread, zip(*(smooth(run.batch_accuracies or ()) for run in runs)))),
         at_s=tuple(map(statistics.median, zip(*(run.loss_at_s for run in runs)))),
         finals={seed: losses[-1] for seed, losses in smoothed.items()},
         heldout=tuple(run.heldout_accuracy for run in runs if run.heldout_accuracy is not None),

@@ -433,7 +433,8 @@ def losses_of_seeds(results: Results) -> List[Table]:
         rows = [_losses(one, found.get(one.configuration), base, least_s) for one in here]
         steps = max((len(band.losses) for band in bands), default=0)
         head = ["store", "loss after %d steps" % steps, "against exact", "within the seeds", "right of held out",
-                "loss after %.3g s" % least_s, "seconds for a step", "CPU s", "seeds"]  # fmt: skip
+                "loss after %.3g s" % least_s, "right after %.3g s" % least_s, "seconds for a step", "CPU s",
+                "seeds"]  # fmt: skip
         title = "%s: %s" % (_name(results), setting(place, ("model", "rate", "delay", "hosts", "clip")))
         made.append(Table(title, [head, *rows], [_SEEDS_NOTE, *_failures(here)]))
     return made
@@ -443,22 +444,22 @@ _SEEDS_NOTE = (
     "Losses are means of %d steps; over the seeds mean (least..greatest). Against exact: seed by seed, training that "
     "compresses nothing. Within the seeds: whether the mean is no greater than the greatest of exact training. Right "
     "of held out: answers about data that no batch has, behind the last step. After as many seconds as the fastest "
-    "store took for all steps: median." % curves.SMOOTHED_STEPS
+    "store took for all steps: medians, right of the batches themselves." % curves.SMOOTHED_STEPS
 )
 
 
 def _losses(one: Summary, band: Optional[seeds.Band], base: Optional[seeds.Band], least_s: float) -> List[str]:
     by_store = {one.store: one}
     if band is None:
-        return [one.store, "has not learnt", "-", "-", "-", "-", "-", "-", "0"]
+        return [one.store, "has not learnt", *["-"] * 7, "0"]
     less = None if base in (None, band) else mean_difference(band.finals, base.finals)
     return [
         one.store, "%.3f (%.3f..%.3f)" % mean(band.finals.values()),
         _or_dash(less, lambda mean: "%+.3f (%+.3f..%+.3f)" % mean),
         _or_dash(less and base, lambda base: "yes" if band.ends_within(base) else "no"),
         _percent(band.heldout) if band.heldout else "-",
-        _or_dash(band.at(least_s), "{:.3f}".format), _time(one.store, by_store), _cpu(one.store, by_store),
-        "%d" % len(band.finals),
+        _or_dash(band.loss_at(least_s), "{:.3f}".format), _or_dash(band.accuracy_at(least_s), "{:.1%}".format),
+        _time(one.store, by_store), _cpu(one.store, by_store), "%d" % len(band.finals),
     ]  # fmt: skip
 
 

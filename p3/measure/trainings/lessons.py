@@ -3,7 +3,7 @@ embedding has gradients of rows. All on data that every host has; nothing is fet
 
     lesson = LESSONS["gpt"]
     net = lesson.make_net(1.0)
-    loss = lesson.loss(net, *lesson.batch(lesson.data(), number=0, rank=1, seed=0))
+    loss, accuracy = lesson.loss(net, *lesson.batch(lesson.data(), number=0, rank=1, seed=0))
     loss, accuracy = lesson.heldout(net, lesson.data())
 
 Every batch follows from its number, the worker's rank and the seed, so all stores train on the same ones. `data()` is
@@ -39,18 +39,17 @@ class Lesson(NamedTuple):
     test: Callable[[Data], Data]  # inputs and targets that no batch has
 
     @staticmethod
-    def loss(net: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Mean of the cross entropy, in nats."""
-        scores = net(inputs)
-        return nn.functional.cross_entropy(scores.flatten(0, -2), targets.flatten())
+    def loss(net: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> Tuple[torch.Tensor, float]:
+        """Mean of the cross entropy, in nats, and the share of targets that have the highest score."""
+        scores, targets = net(inputs).flatten(0, -2), targets.flatten()
+        right = (scores.detach().argmax(1) == targets).double().mean()
+        return nn.functional.cross_entropy(scores, targets), right.item()
 
     def heldout(self, net: nn.Module, data: Data) -> Tuple[float, float]:
-        """The mean loss of what no batch has, and the share of its targets that have the highest score."""
-        inputs, targets = self.test(data)
+        """Both of what no batch has."""
         with torch.no_grad():
-            scores = net(inputs).flatten(0, -2)
-        right = (scores.argmax(1) == targets.flatten()).double().mean()
-        return nn.functional.cross_entropy(scores, targets.flatten()).item(), right.item()
+            loss, accuracy = self.loss(net, *self.test(data))
+        return loss.item(), accuracy
 
 
 def model_bytes(name: str, size: float) -> int:

@@ -3,10 +3,10 @@
     python -m p3.measure.trainings.torch_lesson --store p3_torch --model gpt --iterations 150
 
 Stores are those of p3/measure/workers/torch_store.py, and `alone`: rank RANK of WORLD_SIZE, which talks to nobody. It
-writes the lines of p3/measure/workers/lines.py, and in each iteration's the loss of this worker's own batch. An
-iteration lasts from one loss that has been read to the next; the first begins when all workers have come. `digest` is
-of the weights, which all workers must have alike, and the result is wrong if the loss has not fallen. With it stand the
-loss and the accuracy of what no batch has.
+writes the lines of p3/measure/workers/lines.py, and in each iteration's the loss and the accuracy of this worker's own
+batch. An iteration lasts from one loss that has been read to the next; the first begins when all workers have come.
+`digest` is of the weights, which all workers must have alike, and the result is wrong if the loss has not fallen. With
+it stand the loss and the accuracy of what no batch has.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def run(options, out) -> bool:
     for number in range(options.warmup + options.iterations):
         inputs, targets = lesson.batch(data, number, rank, options.seed)
         optimizer.zero_grad()
-        loss = lesson.loss(net, inputs, targets)
+        loss, accuracy = lesson.loss(net, inputs, targets)
         losses.append(loss.item())
         end = time.monotonic()
-        lines.iteration(number, number < options.warmup, start, end, loss=losses[-1])
+        lines.iteration(number, number < options.warmup, start, end, loss=losses[-1], accuracy=accuracy)
         start = end
         loss.backward()
         torch_store.clip_as_usual(options.store, net, options.clip)

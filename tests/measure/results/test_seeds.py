@@ -24,10 +24,12 @@ def last(loss):
     return curves.smooth(training("", 0, loss)["losses"])[-1]
 
 
+RISING = [0.03 * step for step in range(STEPS)]
 RUNS = [
     training("ddp_1", 0, 2.0), training("ddp_1", 1, 2.2),
     training("p3_torch", 0, 2.0, heldout_accuracy=0.5), training("p3_torch", 1, 2.2, heldout_accuracy=0.6),
-    training("p3_torch_int8", 0, 2.1, slower=0.5), training("p3_torch_int8", 1, 2.1, slower=0.5),
+    training("p3_torch_int8", 0, 2.1, slower=0.5, batch_accuracies=RISING),
+    training("p3_torch_int8", 1, 2.1, slower=0.5, batch_accuracies=RISING),
     training("p3_torch_1bit", 0, 2.4), training("p3_torch_1bit", 1, 2.6),
     training("ddp_1_fp16", 1, 3.0, result="wrong", error="the loss has not fallen"),
 ]  # fmt: skip
@@ -47,8 +49,9 @@ def test_stores_are_compared_seed_by_seed_with_exact_training(found):
     less = mean_difference(int8.finals, exact.finals)
     assert less[1:] == pytest.approx((last(2.1) - last(2.2), last(2.1) - last(2.0)))
     assert int8.ends_within(exact) and not one_bit.ends_within(exact)
-    assert int8.at_s[-1] == 5.0 and int8.at(5.0) == int8.losses[-1].median and int8.at(0.1) is None
-    assert exact.at(5.0) == exact.losses[STEPS // 2 - 1].median
+    assert int8.at_s[-1] == 5.0 and int8.loss_at(5.0) == int8.losses[-1].median and int8.loss_at(0.1) is None
+    assert exact.loss_at(5.0) == exact.losses[STEPS // 2 - 1].median
+    assert int8.accuracy_at(5.0) == pytest.approx(0.435) and exact.accuracy_at(5.0) is None
 
 
 def test_without_p3_exact_training_is_ddps():
@@ -61,7 +64,7 @@ def test_table_tells_losses_at_equal_steps_and_seconds_and_who_has_not_learnt(fo
     assert table.title == "codecs: GPT, 86 MB, 800 Mbit/s, 2 hosts, clipped to a norm of 1"
     assert table.rows[0] == [
         "store", "loss after 20 steps", "against exact", "within the seeds", "right of held out", "loss after 5 s",
-        "seconds for a step", "CPU s", "seeds",
+        "right after 5 s", "seconds for a step", "CPU s", "seeds",
     ]  # fmt: skip
     rows = {row[0]: row[1:] for row in table.rows[1:]}
     assert rows["p3_torch"][0].endswith(" (%.3f..%.3f)" % (last(2.0), last(2.2)))
@@ -71,6 +74,7 @@ def test_table_tells_losses_at_equal_steps_and_seconds_and_who_has_not_learnt(fo
     assert [rows[store][2] for store in ("ddp_1", "p3_torch_int8", "p3_torch_1bit")] == ["yes", "yes", "no"]
     assert rows["p3_torch_int8"][1].startswith("+0.000 (") and rows["p3_torch_1bit"][1].startswith("+0.3")
     assert rows["ddp_1_fp16"][0] == "has not learnt"
+    assert [rows[store][5] for store in ("p3_torch", "p3_torch_int8")] == ["-", "43.5%"]
     assert any("the loss has not fallen" in note for note in table.notes)
 
 
