@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Dict, Sequence
 
 from matplotlib import figure as matplotlibs
 
@@ -61,10 +61,15 @@ def _draw_curves(axes, drawn: Sequence[losses_over_time.Curve]) -> None:
 
 
 def losses(view: Figure, results: Results) -> matplotlibs.Figure:
-    """A row for each training. A line is the median over the seeds, its band from the least to the greatest."""
+    """Two rows for each training, its losses and its accuracies, if they are known. A line is the median over the seeds,
+    its band from the least to the greatest."""
     bands = of_seeds.bands(results.runs)
-    footer = "Loss, mean of %d steps: %s. Dashed: DDP's hooks." % (losses_over_time.SMOOTHED_STEPS, _meaning(bands))
-    return _of_bands(results, view.title, [footer], bands, lambda one: one.losses, "steps", "loss")
+    footer = "Of batches, mean of %d steps: %s. Dashed: DDP's hooks." % (
+        losses_over_time.SMOOTHED_STEPS, _meaning(bands))  # fmt: skip
+    rows = {"loss": lambda one: one.losses, "accuracy": lambda one: one.accuracies}
+    if not any(one.accuracies for one in bands):
+        del rows["accuracy"]
+    return _of_bands(results, view.title, [footer], bands, rows, "steps")
 
 
 def accuracies(_view: Figure, results: Results) -> matplotlibs.Figure:
@@ -81,7 +86,7 @@ def accuracies(_view: Figure, results: Results) -> matplotlibs.Figure:
         axes.set_ylim(max(0.0, 1 - _ERRORS_SHOWN * worst), 1.0)
 
     title = "Accuracy with and without lost gradients"
-    return _of_bands(results, title, footer, bands, lambda one: one.epochs, "epochs", "test accuracy", finish)
+    return _of_bands(results, title, footer, bands, {"test accuracy": lambda one: one.epochs}, "epochs", finish)
 
 
 def _meaning(bands: Sequence[Any]) -> str:
@@ -91,15 +96,15 @@ def _meaning(bands: Sequence[Any]) -> str:
 
 def _of_bands(
     results: Results, title: str, footer: Sequence[str], bands: Sequence[Any],
-    spreads: Callable[[Any], Sequence[Spread]], counted: str, told: str,
+    rows: Dict[str, Callable[[Any], Sequence[Spread]]], counted: str,
     finish: Callable[[Any, Sequence[Any]], None] = lambda axes, here: None,
 ) -> matplotlibs.Figure:  # fmt: skip
-    """A row for each training: what is `told` of a band, over what is `counted` and over seconds. `spreads`: of a band,
-    one for each. `finish`: of the axes, and the bands that are in them."""
+    """Rows for each training: what each tells of a band, for all that is `counted`, over that and over seconds. `finish`:
+    of the axes, and the bands that are in them."""
     summaries = summarise(results.runs)
-    panels = drawing.panels(summaries, lambda one: {})
+    panels = [(*row, members) for _, members in drawing.panels(summaries, lambda one: {}) for row in rows.items()]
     figure, grid = drawing.figure(results, title, len(panels), 2, footer=footer)
-    for (by_count, by_seconds), (_, members) in zip(grid, panels):
+    for (by_count, by_seconds), (told, spreads, members) in zip(grid, panels):
         here = [one for one in bands if comparable(one.configuration) == comparable(members[0])]
         by_count.set_title(drawing.title(members[0], ("rate", "hosts")))
         by_count.set_xlabel(counted)
@@ -107,6 +112,8 @@ def _of_bands(
         by_seconds.set_xlabel("seconds")
         for number, one in enumerate(here):
             values = spreads(one)
+            if not values:
+                continue
             _draw_band(by_count, range(1, len(values) + 1), one.configuration.store, values, number)
             _draw_band(by_seconds, one.at_s, one.configuration.store, values, number)
         for axes in (by_count, by_seconds):

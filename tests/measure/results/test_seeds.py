@@ -83,7 +83,10 @@ def test_figure_draws_losses_over_steps_and_over_seconds(found):
     from p3.measure.results import drawing, figures
 
     figure = figures.draw(experiments.named("codecs").figure, found)
-    by_step, by_seconds = figure.axes
+    by_step, by_seconds, accuracy_by_step, accuracy_by_seconds = figure.axes
+    (rising,) = accuracy_by_step.lines
+    assert list(rising.get_ydata()) == pytest.approx(curves.smooth(RISING))
+    assert accuracy_by_step.get_ylabel() == "accuracy" and len(accuracy_by_seconds.lines) == 1
     orange = drawing.style("p3_torch_int8")[0]
     (steps,) = [line for line in by_step.lines if line.get_color() == orange]
     (seconds,) = [line for line in by_seconds.lines if line.get_color() == orange]
