@@ -62,10 +62,10 @@ class Process:
             self.popen.returncode, out.decode(), err.decode(), time.monotonic() - self._started
         )
 
-    def read_until(self, text, times=1):
-        """What it has said, to the line with the `times`-th of these texts."""
+    def read_until(self, *texts, times=1):
+        """What it has said, to the line by which each of these texts has come `times` times."""
         said = ""
-        while said.count(text) < times:
+        while any(said.count(text) < times for text in texts):
             line = self.read_line()
             assert line, (said, self.wait(10))
             said += line + "\n"

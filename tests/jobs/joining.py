@@ -2,8 +2,8 @@
 
 As departing.py, with gradients of small whole numbers that follow from rank and step, so that sums are exact. All agree
 on their members before every fifth step, and take snapshots where the job does. P3S_DEATHS: as there. P3S_GATES, steps
-separated by commas: before these they wait for a file "go-STEP" in FOLDER. P3S_DIES, in a process that joins: "trial",
-before its first agree_on_members(); "frozen": it stops there; "late": it comes there after 3 s.
+separated by commas: before these they wait for a file "go-STEP" in FOLDER, and say so. P3S_DIES, in a process that
+joins: "trial", before its first agree_on_members(); "frozen": it stops there; "late": it comes there after 3 s.
 """
 
 import os
@@ -54,8 +54,10 @@ def main():
         session.barrier()
         for step in range(first, steps):
             if step % 5 == 0:
-                while step in gates and not os.path.exists(os.path.join(folder, "go-%d" % step)):
-                    time.sleep(0.01)
+                if step in gates:
+                    print("worker %d waits for go-%d" % (rank, step), flush=True)
+                    while not os.path.exists(os.path.join(folder, "go-%d" % step)):
+                        time.sleep(0.01)
                 members = session.agree_on_members(step, {"step": step})
                 sampler.share_among(members)
                 sampler.set_epoch(step // 5)

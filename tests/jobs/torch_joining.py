@@ -69,6 +69,7 @@ def train(mode, folder):
                 os.kill(os.getpid(), signal.SIGKILL)
             p3.torch.barrier()
         if step == JOIN_AT and first == 0:
+            print("worker %d waits for go" % rank, flush=True)
             while not os.path.exists(os.path.join(folder, "go")):
                 time.sleep(0.01)
         if step % 4 == 0:

@@ -33,7 +33,7 @@ def test_the_weights_are_those_of_training_on_the_joined_batch_of_who_is_there(t
     command = [str(SCRIPTS / "torch_joining.py"), mode, str(tmp_path)]
     options = ["--rejoin"] if mode == "servers" else []
     run = p3_run(tmp_path, processes, job.WORKERS, command, *options, P3_CHECK="1")
-    said = run.read_until("The others go on without it", times=2)
+    said = run.read_until("The others go on without it", "waits for go", times=2)
     joining = [] if options else [p3_join(tmp_path, processes, run, command, P3_CHECK="1") for _ in job.GONE]
     said += run.read_until("waits to join the job", times=2)
     (tmp_path / "go").touch()
@@ -67,8 +67,9 @@ SCRIPT = """
     if not joins:
         p3.torch.barrier()
     for step in range(first, 40):
-        if step == 4:
-            while not joins and not os.path.exists("go"):
+        if step == 4 and not joins:
+            print("waits for go")
+            while not os.path.exists("go"):
                 time.sleep(0.01)
         if step % 4 == 0:
             members = p3.torch.members({round}, {{"step": step}})
@@ -110,7 +111,7 @@ def script_of(folder, name, **other):
 def test_one_with_another_script_is_refused_by_name_and_the_job_goes_on(tmp_path, processes, other, why):
     other = dict(other)
     run = p3_run(tmp_path, processes, 3, [script_of(tmp_path, "job.py")], P3_CHECK="1")
-    said = run.read_until("The others go on without it")
+    said = run.read_until("The others go on without it", "waits for go")
     check = other.pop("check", "1")
     joining = p3_join(tmp_path, processes, run, [script_of(tmp_path, "other.py", **other)], P3_CHECK=check)
     said += run.read_until("waits to join the job")
