@@ -203,7 +203,7 @@ class Worker {
   void restore_residual(int key, const float* residual);
   // For a loss scaler, of a key with a residual, between its rounds; all workers of a machine call these alike, and the
   // leader's count. What the next push begins with: if `undo`, what was kept before the last round, whose result nobody
-  // has used, else what is kept now; times `factor`, as gradients are larger by it from then on. `undo` needs
+  // has used, else what is kept now; times `factor`, as gradients are larger by it from then on, or 0. `undo` needs
   // keep_former_residual(), before that last round: 4 bytes more for each element.
   void keep_former_residual(int key);
   void change_residual(int key, bool undo, double factor);

@@ -13,7 +13,7 @@ If nobody is left who could tell, as all are lost, or there is but one worker, t
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from p3.cluster.messages import columns
 from p3.cluster.node import Node
@@ -35,12 +35,13 @@ class Loss:
     """One lost worker, from the moment that the scheduler notices until another process has taken its place."""
 
     def __init__(
-        self, node: Node, attempt: int, servers: Sequence[Node], stores: Mapping[int, int], joins: int = 0
+        self, node: Node, attempt: int, servers: Sequence[Node], stores: Callable[[], Mapping[int, int]], joins: int = 0
     ) -> None:
-        """`attempt`: of the losses of this rank. `stores`: that of each key, by wire key, which the servers know.
+        """`attempt`: of the losses of this rank. `stores()`: that of each key, by wire key, which the servers know now.
         `joins`: how often the worker had called join()."""
         self.node, self.attempt, self.joins = node, attempt, joins
         self._servers, self._stores = servers, stores
+        self._its_stores = set(stores().values())
         self._unheard: Set[Node] = set(servers)  # of `lost_at`, then of `filled`
         self.pushed: Rounds = {}  # by the lost worker, any part of it
         self.is_asked = False  # all servers have said so, and the other workers are asked
@@ -61,8 +62,9 @@ class Loss:
         self.pushed = _latest([self.pushed, self._rounds(server, message)])
         if self._unheard:
             return False
-        begun = {self._stores[key] for key, pushed in self.pushed.items() if pushed > 0}
-        if restores and not begun >= set(self._stores.values()):
+        stores = self._stores()
+        begun = {stores[key] for key, pushed in self.pushed.items() if pushed > 0}
+        if restores and not begun >= self._its_stores:
             raise RendezvousError("it had not yet restored all of the snapshot")
         self.is_asked = True
         return True
@@ -78,7 +80,7 @@ class Loss:
         self._unheard.remove(server)
 
     def _rounds(self, sender: Node, message: dict) -> Rounds:
-        if len(message["keys"]) != len(message["rounds"]) or not self._stores.keys() >= set(message["keys"]):
+        if len(message["keys"]) != len(message["rounds"]) or not self._stores().keys() >= set(message["keys"]):
             raise ProtocolError("%s names other keys than those agreed on" % (sender,))
         return dict(zip(message["keys"], message["rounds"]))
 

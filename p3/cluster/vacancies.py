@@ -86,8 +86,8 @@ class Vacancies:
             task.add_done_callback(self._waits.discard)
         self._tell_each(self._agreement.lose(node))
         vacancy = self._vacancies[node]
-        stores, joins = self._agreement.stores(), self._agreement.joins_called(node)
-        vacancy.loss = Loss(node, self._times_lost[node], self._roster.nodes("server"), stores, joins)
+        servers, joins = self._roster.nodes("server"), self._agreement.joins_called(node)
+        vacancy.loss = Loss(node, self._times_lost[node], servers, self._agreement.stores, joins)
         vacancy.since = asyncio.get_running_loop().time()
         vacancy.is_open.clear()
         self._roster.tell_all("server", {"kind": "lost", "rank": node.rank})

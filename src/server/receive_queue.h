@@ -23,6 +23,7 @@ class ReceiveQueue {
  public:
   template <typename Run>
   void start_thread(Run run) {
+    has_thread_ = true;
     thread_ = std::thread([this, run] {
       MutexLock lock(mutex_);
       while (true) {
@@ -61,7 +62,7 @@ class ReceiveQueue {
       MutexLock lock(mutex_);
       queue_.push(urgency, std::move(task));
     }
-    if (thread_.joinable()) wake_.notify_one();
+    if (has_thread_) wake_.notify_one();
   }
 
   // Runs it before all that waits here, and returns when it is done. Needs the thread.
@@ -97,6 +98,7 @@ class ReceiveQueue {
   PriorityQueue<Task> queue_ P3_GUARDED_BY(mutex_);
   std::deque<std::packaged_task<void()>> calls_ P3_GUARDED_BY(mutex_);
   bool stopping_ P3_GUARDED_BY(mutex_) = false;
+  bool has_thread_ = false;  // from start_thread() on: of `thread_` itself only who joins it may ask
   std::thread thread_;
 };
 

@@ -82,17 +82,28 @@ void Registry::add(std::unique_ptr<Entry> entry) {
     host_.refuse_call("key " + std::to_string(plan.wire_key) + " is defined already.");
 }
 
-// Buffers that its shards have lent may still be in the hands of a sender, though all have come to their receivers.
+// What its shards have lent may still be in the hands of a sender, though all have come to their receivers, and a summing
+// thread may not have put away yet what it did last.
 void Registry::drop(uint32_t wire_key) {
   MutexLock lock(mutex_);
   const auto found = keys_.find(wire_key);
   if (found == keys_.end() || !found->second->key.plan.can_move()) return;  // others never have a successor
-  for (const auto& shard : found->second->shards)
-    if (shard != nullptr) still_lent_.push_back(shard->hand_over_lent());
+  leaving_.push_back(std::move(found->second));
   keys_.erase(found);
-  still_lent_.erase(
-      std::remove_if(still_lent_.begin(), still_lent_.end(), [](LentBuffers& lent) { return lent.is_idle(); }),
-      still_lent_.end());
+  free_idle_locked();
+}
+
+void Registry::free_idle() {
+  MutexLock lock(mutex_);
+  free_idle_locked();
+}
+
+void Registry::free_idle_locked() {
+  const auto is_idle = [](const std::unique_ptr<Entry>& entry) {
+    return std::all_of(entry->shards.begin(), entry->shards.end(),
+                       [](const auto& shard) { return shard == nullptr || shard->is_idle(); });
+  };
+  leaving_.erase(std::remove_if(leaving_.begin(), leaving_.end(), is_idle), leaving_.end());
 }
 
 bool Registry::drop_store(int store) {
@@ -102,11 +113,7 @@ bool Registry::drop_store(int store) {
     if (leaves) leaving_.push_back(std::move(it->second));
     it = leaves ? keys_.erase(it) : std::next(it);
   }
-  const auto is_idle = [](const std::unique_ptr<Entry>& entry) {
-    return std::all_of(entry->shards.begin(), entry->shards.end(),
-                       [](const auto& shard) { return shard == nullptr || shard->is_idle(); });
-  };
-  leaving_.erase(std::remove_if(leaving_.begin(), leaving_.end(), is_idle), leaving_.end());
+  free_idle_locked();
   if (std::any_of(leaving_.begin(), leaving_.end(), [=](const auto& entry) { return entry->key.store == store; }))
     return false;
   optimizers_.erase(store);

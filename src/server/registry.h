@@ -34,9 +34,11 @@ class Registry {
   // As Server's methods of the same name.
   void define(const KeyPlan& plan, std::string name, int store);
   void define_successor(const KeyPlan& plan, uint32_t predecessor);
+  // These, and free_idle(), in the receiver thread, so that no frame is between find() and Shard::uses.
   void drop(uint32_t wire_key);
-  // In the receiver thread, so that no frame is between find() and Shard::uses.
   bool drop_store(int store);
+  // Frees keys that were dropped and that nobody works on, or borrows from, any more.
+  void free_idle();
   void set_optimizer(int store, const OptimizerSpec& spec);
 
   const Optimizer* optimizer_of(const ServerKey& key) const;
@@ -77,6 +79,7 @@ class Registry {
   };
 
   void add(std::unique_ptr<Entry> entry);
+  void free_idle_locked() P3_REQUIRES(mutex_);
   // Its store's, if the key has a part in it. A key of norms comes before the keys that it tells of.
   StoreNorm* norm_of(const ServerKey& key) P3_REQUIRES(mutex_);
   // Null: the servers only reduce.
@@ -92,8 +95,7 @@ class Registry {
   mutable Mutex mutex_;
   // The elements of these stay where they are.
   std::unordered_map<uint32_t, std::unique_ptr<Entry>> keys_ P3_GUARDED_BY(mutex_);
-  std::vector<LentBuffers> still_lent_ P3_GUARDED_BY(mutex_);          // by keys that were dropped
-  std::vector<std::unique_ptr<Entry>> leaving_ P3_GUARDED_BY(mutex_);  // of stores that were dropped, and are not idle
+  std::vector<std::unique_ptr<Entry>> leaving_ P3_GUARDED_BY(mutex_);  // that were dropped, and are not idle
   std::map<int, std::unique_ptr<const LiveOptimizer>> optimizers_ P3_GUARDED_BY(mutex_);  // by store
   std::map<int, StoreNorm> norms_ P3_GUARDED_BY(mutex_);  // by store, of those that have one
 };

@@ -14,6 +14,7 @@
 #include "server/receive_queue.h"
 #include "server/registry.h"
 #include "server/shard.h"
+#include "transport/lent_buffers.h"
 #include "transport/transport.h"
 #include "wire/failures.h"
 
@@ -73,20 +74,22 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
 
   void define(const KeyPlan& plan, std::string name, int store) override {
     registry_.define(plan, std::move(name), store);
-    if (!has_dismissed_) return;
+    if (!has_lost_) return;
     transport_.run_in_receiver([&] {  // which looks at all keys
       for (Shard* shard : registry_.shards_of(plan.wire_key))
-        for (int worker = 0; worker < num_workers(); ++worker)
-          if (workers_[index_of(worker)].has_departed) {
-            shard->lose(worker, workers_[index_of(worker)].incarnation, 0);
-            shard->turns.dismiss(worker);
-          }
+        for (int worker = 0; worker < num_workers(); ++worker) {
+          const WorkerState& state = workers_[index_of(worker)];
+          if (state.is_lost) shard->lose(worker, state.incarnation, 0);
+          if (state.has_departed) shard->turns.dismiss(worker);
+        }
     });
   }
   void define_successor(const KeyPlan& plan, uint32_t predecessor) override {
     registry_.define_successor(plan, predecessor);
   }
-  void drop(uint32_t wire_key) override { registry_.drop(wire_key); }
+  void drop(uint32_t wire_key) override {
+    transport_.run_in_receiver([&] { registry_.drop(wire_key); });
+  }
   bool drop_store(int store) override {
     bool is_gone = false;
     transport_.run_in_receiver([&] {
@@ -271,7 +274,6 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
             ErrorKind::kPeerLost,
             label + ": " + worker_label(worker) + " was lost, and the job cannot go on without it: " + *problem + ".",
             {}));
-      has_dismissed_ = true;
       workers_[index_of(worker)].has_departed = workers_[index_of(worker)].skips = true;
       seniority_.erase(std::remove(seniority_.begin(), seniority_.end(), worker), seniority_.end());
       if (!seniority_.empty()) first_worker = seniority_.front();
@@ -293,11 +295,6 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
       state.has_departed = state.skips = state.has_left = false;
       seniority_.push_back(worker);
       registry_.each_shard([&](Shard& shard) { shard.turns.admit(worker, shard.published); });
-      in_each_thread([this, worker](int thread) {
-        registry_.each_shard([&](Shard& shard) {
-          if (shard.thread == thread && !shard.turns.has_begun()) shard.expect(worker);
-        });
-      });
     });
     return problem;
   }
@@ -322,6 +319,11 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
       state.is_lost = false;
       ++state.incarnation;
       registry_.each_shard([&](Shard& shard) { shard.turns.replace(worker); });
+      in_each_thread([this, worker](int thread) {
+        registry_.each_shard([&](Shard& shard) {
+          if (shard.thread == thread && !shard.turns.catches_up(worker)) shard.expect(worker);
+        });
+      });
       transport_.replace_van(state.van, std::move(stream));
     });
   }
@@ -362,6 +364,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   uint64_t last_round() const override { return last_round_; }
 
   void look(std::chrono::steady_clock::time_point now) override {
+    registry_.free_idle();
     LateWorkers late;
     registry_.each_shard([&](const Shard& shard) { shard.turns.note_late(now, late); });
     MutexLock lock(lateness_mutex_);
@@ -492,7 +495,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     WorkerState& state = workers_[index_of(worker)];
     transport_.drop_van(state.van);
     vans_[index_of(state.van)].forget_frame();
-    state.is_lost = true;
+    state.is_lost = has_lost_ = true;
     registry_.each_shard([&](Shard& shard) { shard.turns.forget_fill(worker); });
     in_each_thread([this, worker](int thread) { lose_shards(worker, thread); });
   }
@@ -558,8 +561,8 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   std::atomic<uint64_t> rounds_{0};
   std::atomic<uint64_t> last_round_{0};
   std::atomic<bool> finished_{false};
-  std::atomic<bool> has_dismissed_{false};  // any worker
-  std::vector<ReceiveQueue> queues_;        // one for each summing thread
+  std::atomic<bool> has_lost_{false};  // any worker, ever
+  std::vector<ReceiveQueue> queues_;   // one for each summing thread
   Registry registry_;
   Transport transport_;  // last: its threads use all of the above
 };

@@ -120,10 +120,13 @@ void Shard::init(Task& task, Reply& reply) {
     return;
   }
   if (task.payload) {
-    if (task.worker == key.first() && inits(task.worker) == 0) drop_state();  // of a value that was loaded
+    if (task.worker == key.first() && !is_begun_) drop_state();  // of a value that was loaded
     replace_value(std::move(task.payload));
   }
-  if (task.worker == key.first()) value_is_replaced();
+  if (task.worker == key.first()) {
+    is_begun_ = true;
+    value_is_replaced();
+  }
   inits_[static_cast<size_t>(task.worker)] = task.nth_init;
   if (!is_lost(task)) waiting_inits_.push_back({task.worker, task.nth_init});
   answer_inits(reply);

@@ -24,7 +24,6 @@
 #include "server/presence.h"
 #include "server/store_norm.h"
 #include "server/task.h"
-#include "transport/lent_buffers.h"
 #include "wire/failures.h"
 
 namespace p3 {
@@ -99,8 +98,6 @@ class Shard {
   // Of this round, as its first push brought them.
   RoundSettings settings() const { return round_.numbers.settings(); }
 
-  // The end of this shard, of which something may still be on its way.
-  virtual LentBuffers hand_over_lent() { return {}; }
   // In the receiver thread: nothing is worked on, and all that it lent has come back. Whatever comes for it must be
   // refused from here on, and then it may go.
   bool is_idle() { return uses == 0 && has_all_back(); }
@@ -189,6 +186,7 @@ class Shard {
   void capture(const Task& task, Reply& reply) const;
 
   const size_t norm_place_;  // in the store's norm
+  bool is_begun_ = false;    // an init of who was first() then is in
   Presence presence_;
   std::vector<uint32_t> inits_;                          // of each worker, that came here
   std::vector<std::pair<int, uint32_t>> waiting_inits_;  // worker, and which of its inits

@@ -204,13 +204,13 @@ def place(state, step=0, rounds=MappingProxyType({}), numbers=None):
 
 
 def new_loss(pushed, joins=0):
-    loss = Loss(WORKERS[1], 1, SERVERS[:1], dict.fromkeys(pushed, 0), joins)
+    loss = Loss(WORKERS[1], 1, SERVERS[:1], lambda: dict.fromkeys(pushed, 0), joins)
     assert loss.on_lost_at(SERVERS[0], lost_at(list(pushed), list(pushed.values())), restores=False)
     return loss
 
 
 def test_a_place_is_vacant_once_a_worker_is_behind_that_step_and_all_servers_have_filled():
-    loss = Loss(WORKERS[1], 1, SERVERS, {1: 0, 2: 0})
+    loss = Loss(WORKERS[1], 1, SERVERS, lambda: {1: 0, 2: 0})
     assert not loss.on_lost_at(SERVERS[0], lost_at([1, 2], [7, 6]), restores=False)
     assert loss.on_lost_at(SERVERS[1], lost_at([1, 2], [6, 6]), restores=False)
     assert loss.question() == {"kind": "missing", "rank": 1, "attempt": 1, "joins": 0, "keys": [1, 2], "rounds": [7, 6]}
@@ -225,6 +225,14 @@ def test_a_place_is_vacant_once_a_worker_is_behind_that_step_and_all_servers_hav
         assert not loss.is_vacant
         loss.on_filled(server, {"kind": "filled", "rank": 1})
     assert loss.is_vacant
+
+
+def test_a_key_of_which_the_servers_learn_meanwhile_is_one_that_may_be_named():
+    stores = {1: 0}
+    loss = Loss(WORKERS[1], 1, SERVERS[:1], lambda: stores)
+    stores[2] = 1
+    assert loss.on_lost_at(SERVERS[0], lost_at([1, 2], [7, 0]), restores=True)
+    assert loss.on_place(WORKERS[0], place("in", rounds={2: 1}))["keys"] == [2]
 
 
 def test_who_is_lost_behind_the_step_after_which_all_have_joined_has_joined_too():
@@ -262,7 +270,7 @@ def test_the_first_of_those_who_are_all_lost_come_back_first():
 
 def test_rank_0_cannot_be_replaced_while_it_brings_a_snapshot_back():
     for rounds, can in (([0, 0, 0], False), ([3, 0, 0], False), ([3, 0, 2], True)):  # the second key is never pushed
-        loss = Loss(WORKERS[0], 1, SERVERS[:1], {1: 0, 2: 0, 3: 1})
+        loss = Loss(WORKERS[0], 1, SERVERS[:1], lambda: {1: 0, 2: 0, 3: 1})
         if can:
             assert loss.on_lost_at(SERVERS[0], lost_at([1, 2, 3], rounds), restores=True)
         else:
@@ -271,7 +279,7 @@ def test_rank_0_cannot_be_replaced_while_it_brings_a_snapshot_back():
 
 
 def test_what_a_node_may_not_say_is_refused():
-    loss = Loss(WORKERS[1], 1, SERVERS, {1: 0})
+    loss = Loss(WORKERS[1], 1, SERVERS, lambda: {1: 0})
     with pytest.raises(ProtocolError):
         loss.on_filled(SERVERS[0], {"kind": "filled", "rank": 1})
     with pytest.raises(ProtocolError, match="other keys"):

@@ -150,7 +150,8 @@ std::optional<std::string> Turns::problem_of_admitting(uint64_t published) const
 void Turns::admit(int worker, uint64_t published) {
   forget_fill(worker);
   next_round_[index_of(worker)] = has_begun() ? published + 1 : 0;
-  inits_[index_of(worker)] = 0;
+  inits_[index_of(worker)] =
+      has_begun() ? inits_[index_of(key_.first())] : 0;  // of the value that is there it asks here
   catches_up_[index_of(worker)] = false;
 }
 

@@ -3,12 +3,12 @@
 #pragma once
 
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "numeric/row_sum.h"
 #include "plan/rows.h"
 #include "server/shard.h"
+#include "transport/lent_buffers.h"
 
 namespace p3 {
 
@@ -19,9 +19,6 @@ class RowsShard : public Shard {
   // --- the receiver thread -----------------------------------------------------------------------------------------
   void* place_of(const Header& header, PooledBuffer& buffer) override;
   size_t answer_bytes(const Header& header) const override;
-
-  // --- where it is summed ------------------------------------------------------------------------------------------
-  LentBuffers hand_over_lent() override { return std::exchange(lent_, {}); }
 
  protected:
   // Updates these rows of the value, which ascend, each by its gradient: gradient_of(i), of rows[i]. In runs of rows that

@@ -366,6 +366,77 @@ TEST_P(OutlivingServer, CompletesTheFirstRoundOfAWorkerThatHadNotAskedForTheFirs
   EXPECT_EQ(job.receive_value(1), (std::vector<float>{7}));
 }
 
+TEST_P(OutlivingServer, SendsRoundsToTheSuccessorOfOneThatHadNotAskedForAKeyAndOfOneLostBeforeTheKeyWas) {
+  Job job(2, outliving(GetParam()));
+  job.define(1, 1);
+  job.init(0, 1, 0, {5});
+  EXPECT_EQ(job.receive_value(0), (std::vector<float>{5}));
+  EXPECT_EQ(job.server.lose_worker(1).problem, "");
+  job.define(2, 1);
+  job.init(0, 2, 0, {5});
+  EXPECT_EQ(job.receive_value(0), (std::vector<float>{5}));
+  replace(job, 1);
+  for (uint32_t key : {1u, 2u}) {
+    job.init(1, key, 0);
+    EXPECT_EQ(job.receive_value(1), (std::vector<float>{5}));
+    for (int worker : {0, 1}) job.push(worker, key, 1, {7});
+    for (int worker : {0, 1}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{14}));
+  }
+}
+
+TEST_P(OutlivingServer, CompletesRoundsOfAKeyThatItLearntOfBehindTheLoss) {
+  Job job(2, outliving(GetParam()));
+  job.define(1, 1);
+  job.initialise(1, {0});
+  EXPECT_EQ(job.server.lose_worker(1).problem, "");
+  job.define(2, 1);
+  job.init(0, 2, 0, {5});
+  EXPECT_EQ(job.receive_value(0), (std::vector<float>{5}));
+  job.push(0, 2, 1, {7});
+  job.server.fill(1, {{2, 1}});
+  EXPECT_EQ(job.receive_value(0), (std::vector<float>{7}));
+  replace(job, 1);
+  job.init(1, 2, 0);
+  EXPECT_EQ(job.receive_value(1), (std::vector<float>{7}));
+  for (int worker : {0, 1}) job.push(worker, 2, 2, {1});
+  for (int worker : {0, 1}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{2}));
+}
+
+TEST_P(OutlivingServer, KeepsTheOptimizersStateWhenOneThatHasCaughtUpBecomesTheFirstAndGivesAValue) {
+  Job job(2, outliving(GetParam()));
+  job.server.set_optimizer(0, {"sgd", {{"momentum", 0.5}}});
+  job.server.dismiss_worker(1);
+  job.define(1, 1);
+  job.init(0, 1, 0, {0});
+  EXPECT_EQ(job.receive_value(0), (std::vector<float>{0}));
+  job.push(0, 1, 1, {4}, 0, 0, 1);
+  EXPECT_EQ(job.receive_value(0), (std::vector<float>{-4}));
+  EXPECT_EQ(job.server.admit_worker(1), "");
+  replace(job, 1);
+  job.init(1, 1, 0);
+  EXPECT_EQ(job.receive_value(1), (std::vector<float>{-4}));
+  job.server.dismiss_worker(0);
+  job.init(1, 1, 1, {100});
+  EXPECT_EQ(job.receive_value(1), (std::vector<float>{100}));
+  job.push(1, 1, 2, {0}, 0, 0, 1);
+  EXPECT_EQ(job.receive_value(1), (std::vector<float>{98}));  // half of the last step
+}
+
+TEST_P(OutlivingServer, CanDoWithoutTheFirstWorkerWhileOneThatWasAdmittedIsOnItsWay) {
+  Job job(3, outliving(GetParam()));
+  job.define(1, 1);
+  job.initialise(1, {5});
+  job.server.dismiss_worker(2);
+  EXPECT_EQ(job.server.admit_worker(2), "");
+  job.server.dismiss_worker(0);
+  EXPECT_FALSE(job.server.error());
+  replace(job, 2);
+  job.init(2, 1, 0);
+  EXPECT_EQ(job.receive_value(2), (std::vector<float>{5}));
+  for (int worker : {1, 2}) job.push(worker, 1, 1, {2});
+  for (int worker : {1, 2}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{4}));
+}
+
 // Whoever skips a round that nobody pushes has to know whether that was the last one.
 TEST_P(OutlivingServer, TellsARoundThatAllSkippedFromOneThatALostWorkerMightHavePushed) {
   for (bool skips : {false, true}) {

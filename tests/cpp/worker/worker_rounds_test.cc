@@ -194,7 +194,7 @@ TEST_P(WorkerWithResidual, GoesBackBehindAPushThatWasLeftOutAndFollowsTheScale) 
   std::vector<float> residual(n);
   const int key = job.key(3, n, compression);
   EXPECT_THROW(job.worker.change_residual(key, true, 1), Error);  // nothing was kept
-  for (double factor : {0.0, -1.0, HUGE_VAL, std::nan("")})
+  for (double factor : {-0.5, -1.0, HUGE_VAL, std::nan("")})
     EXPECT_THROW(job.worker.change_residual(key, false, factor), Error);
   job.worker.keep_former_residual(key);
   for (int round = 1; round <= 4; ++round) {

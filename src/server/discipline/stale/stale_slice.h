@@ -12,6 +12,7 @@
 #include "numeric/rank_sum.h"
 #include "server/discipline/stale/stale_shard.h"
 #include "server/ways/dense_shard.h"
+#include "transport/lent_buffers.h"
 
 namespace p3 {
 

@@ -11,6 +11,7 @@
 
 #include "numeric/rank_sum.h"
 #include "server/ways/dense_shard.h"
+#include "transport/lent_buffers.h"
 
 namespace p3 {
 
@@ -28,6 +29,7 @@ class ServerSlice : public DenseShard, public Lender {
   virtual void update();
 
   bool has_new_value_ = true;  // of the last round: not all have skipped it
+  bool sums_nothing_ = false;  // of it: else a lost worker may have had a gradient, and this is the sum of none
 
  private:
   bool has_all_back() override { return outstanding_ == key.pushes_of_round() && round_.pushed == 0; }

@@ -181,7 +181,7 @@ void Worker::change_residual(int key, bool undo, double factor) {
   if (way.key.by_leader) return;
   if (undo && way.residual.former.empty())
     impl_->refuse_call("what the residual of key '" + way.key.name + "' was before the last push has not been kept");
-  if (!(factor > 0) || !std::isfinite(factor))
+  if (!(factor >= 0) || !std::isfinite(factor))
     impl_->refuse_call("the residual of key '" + way.key.name + "' cannot be multiplied by " + std::to_string(factor));
   way.residual.change.undo |= undo && way.residual.was_used();
   way.residual.change.factor *= static_cast<float>(factor);

@@ -1,5 +1,7 @@
 #include "worker/ways/dense/slice_transfer.h"
 
+#include <cstring>
+
 #include "codec/dgc.h"
 #include "p3/codec.h"
 #include "wire/top_k.h"
@@ -70,7 +72,7 @@ void SliceTransfer::encode_step(const Header& header, const void* gradient, void
 
 const char* SliceTransfer::problem_with(const Header& header) const {
   const bool about_part = kind == Kind::kFetch || kind == Kind::kStore;
-  const bool right_part = header.part == part_ || (header.part == 1 && may_be_over());
+  const bool right_part = header.part == part_ || (header.part == 1 && may_be_over()) || sums_nothing(header);
   const bool right_kind = about_part ? header.kind == FrameKind::kPart
                                      : header.kind == FrameKind::kValue || header.kind == FrameKind::kChange;
   if (!right_kind || !right_part) return "unexpected";
@@ -93,7 +95,8 @@ bool SliceTransfer::may_come(const Header& header, const Slice& slice) const {
   if (encoding == Encoding::kPlain) return kind != Kind::kStore;
   if (encoding == Encoding::kAbsent) return kind == Kind::kStore || kind == Kind::kSkip;
   if (plan.takes_steps()) return is_round() && encoding == way_.codec.encoding;
-  return (is_round() || key_.catches_up) && encoding == plan.codec_of_sums().if_shorter(slice.elements).encoding;
+  const bool may_be_sum = is_round() || (kind == Kind::kInit && header.round > 0);
+  return may_be_sum && encoding == plan.codec_of_sums().if_shorter(slice.elements).encoding;
 }
 
 Compression SliceTransfer::compression_of(const Header& answer) const {
@@ -135,8 +138,18 @@ const char* SliceTransfer::decode(Frame& answer) {
 const char* SliceTransfer::land(const Header& header, const void*, bool& is_last) {
   if (!key_.plan->is_synchronous()) way_.progress.note(header);
   is_updated_ |= static_cast<Encoding>(header.encoding) != Encoding::kAbsent && header.part == part_;
+  if (sums_nothing(header)) sums_of_nothing_.push_back(header.slice);
   is_last = true;
   return nullptr;
+}
+
+// Else they would keep the sum of the round before.
+void SliceTransfer::finish() {
+  if (!is_updated_) return;
+  for (const uint32_t index : sums_of_nothing_) {
+    const Slice slice = slice_at(*key_.plan, index);
+    std::memset(landing_ + slice.offset * size_of(type_), 0, slice.elements * size_of(type_));
+  }
 }
 
 void SliceTransfer::count() {

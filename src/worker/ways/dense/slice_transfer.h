@@ -29,6 +29,7 @@ class SliceTransfer final : public Transfer {
   void* place_of(const Header& header) override;
   const char* decode(Frame& answer) override;
   const char* land(const Header& header, const void* payload, bool& is_last) override;
+  void finish() override;
   void count() override;
 
  private:
@@ -37,6 +38,10 @@ class SliceTransfer final : public Transfer {
   Compression compression_of(const Header& answer) const;
   // Whether the answer may say that all workers have taken their last step, though it brings a value.
   bool may_be_over() const { return kind == Kind::kSkip && !key_.plan->is_synchronous(); }
+  bool sums_nothing(const Header& answer) const {
+    return kind == Kind::kSkip && key_.plan->is_synchronous() && answer.part == 1 &&
+           static_cast<Encoding>(answer.encoding) == Encoding::kAbsent;
+  }
   // Of a key that takes steps: how many elements of the slice leave, and what does.
   size_t elements_to_send(const Header& header, const Slice& slice) const;
   void size_step(Header& header, const Slice& slice) const;
@@ -47,7 +52,8 @@ class SliceTransfer final : public Transfer {
   const char* data_;
   char* const landing_;
   const bool goes_on_;
-  std::optional<float> rate_;  // of the step, from its first slice on; who sends
+  std::optional<float> rate_;              // of the step, from its first slice on; who sends
+  std::vector<uint32_t> sums_of_nothing_;  // of this round: slices that a lost worker's gradient has not come to
 };
 
 }  // namespace p3
