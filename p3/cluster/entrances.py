@@ -125,14 +125,18 @@ class Entrances:
             self._drop(node, "it has ended")
 
     def _give_up_slow(self, entry: Entry, text: str) -> None:
-        if self._roster.by_node[entry.node] is entry and self._entrants.is_on_the_way(entry.node):
+        is_on_the_way = self._roster.by_node[entry.node] is entry and self._entrants.is_on_the_way(entry.node)
+        if is_on_the_way and not self._entrants.is_ready(entry.node):  # else it waits for one before it
             self.expel(entry, text)
 
     # At a mark
 
     def consider(self) -> None:
         """What may be decided by now, behind anything that may have changed it."""
-        if self.replays or self._end.done() or self._agreement.mark is None:
+        if self.replays or self._end.done():
+            return
+        self._let_ready_enter()
+        if self._agreement.mark is None:
             return
         if self._agreement.mark.problem:
             for candidate in self._entrants.waiting:
@@ -168,11 +172,17 @@ class Entrances:
 
     def on_ready(self, entry: Entry) -> None:
         """The connections of one that let_in() has let in stand."""
-        if not self._entrants.is_on_the_way(entry.node):
-            return  # it came too late
-        if self._agreement.mark is None:
-            self.expel(entry, "%s: %s has not joined the job: %s." % (self._label, entry, _NOBODY_LEFT))
-        else:
+        if self._entrants.is_on_the_way(entry.node):  # else it came too late
+            self._entrants.note_ready(entry.node)
+            self.consider()
+
+    def _let_ready_enter(self) -> None:
+        for node in self._entrants.on_the_way if self._agreement.mark is None else ():
+            if self._entrants.is_ready(node):
+                entry = self._roster.by_node[node]
+                self.expel(entry, "%s: %s has not joined the job: %s." % (self._label, entry, _NOBODY_LEFT))
+        while self._agreement.mark is not None and self._entrants.next_in is not None:
+            entry = self._roster.by_node[self._entrants.next_in]
             self._decide(entry.node, {"kind": "entered", "join": entry.join})
 
     def apply(self, node: Node, decision: dict) -> None:
@@ -202,8 +212,7 @@ class Entrances:
             if other != node:
                 self._roster.by_node[other].tell({"kind": "entered", "rank": node.rank, "host": join["host"]})
         self._tell(self._agreement.demand_anew())
-        is_guest = join["counts"]["DMLC_NUM_WORKER"] is None  # of `p3 join`: `p3 run` says how many there are
-        self._report({"state": "entered", "rank": node.rank, "is_guest": is_guest})
+        self._report({"state": "entered", "rank": node.rank, "is_guest": _is_guest(join)})
         self._put_on_trial(node)
 
     # On trial
@@ -246,6 +255,7 @@ class Entrances:
         entry.catches_up = False
         entry.tell({"kind": "abort", "text": text})
         entry.gone = True
+        self._report({"state": "expelled", "rank": entry.node.rank, "is_guest": _is_guest(entry.join)})
         loop = asyncio.get_running_loop()
         if entry.stream is not None:
             loop.call_later(_FAREWELL_S, entry.stream.abort)
@@ -263,3 +273,8 @@ class Entrances:
             if self._entrants.is_answered(node):  # else the last answer is still to come
                 self._drop(node, _WITH_SCHEDULER)
         self.consider()
+
+
+def _is_guest(join: dict) -> bool:
+    """Whether the process is one of `p3 join`: `p3 run` says how many there are."""
+    return join["counts"]["DMLC_NUM_WORKER"] is None

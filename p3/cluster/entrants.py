@@ -4,8 +4,9 @@ is: what the scheduler decides. No I/O.
 A process that wants to enter waits. When all workers are in a barrier at which the script says how far it is (a mark),
 no round is under way, and none begins before the barrier ends. There the scheduler gives whoever waits the rank of one
 that has departed, and tells the servers (`admit`). When all have answered (`admitted`), the process may connect; when
-its connections stand, it has entered: it is a worker as any other, for the agreement, the servers and the divisor of
-means. The barrier ends when nobody is on the way any more.
+its connections stand, and those of all who were admitted before it, or these are gone, it has entered: it is a worker
+as any other, for the agreement, the servers and the divisor of means. So all have one order of workers, whose front is
+the first worker: servers have it from `admit`. The barrier ends when nobody is on the way any more.
 
 But it is *on trial* until it comes to the next barrier, in which the others wait for it, and give it what it lacks
 meanwhile: whatever goes wrong with it up to there, it departs again, and the job is as it was.
@@ -26,6 +27,7 @@ class _Admission:
     def __init__(self, servers: Sequence[Node]) -> None:
         self.unheard: Set[Node] = set(servers)
         self.problem = ""  # in the words of the first server that has one
+        self.is_ready = False  # its connections stand
 
 
 class Outcome(NamedTuple):
@@ -89,8 +91,21 @@ class Entrants:
     def on_the_way(self) -> List[Node]:
         return list(self._admissions)
 
+    def note_ready(self, node: Node) -> None:
+        """The connections of one that is on the way stand."""
+        self._admissions[node].is_ready = True
+
+    def is_ready(self, node: Node) -> bool:
+        return self._admissions[node].is_ready
+
+    @property
+    def next_in(self) -> Optional[Node]:
+        """Who enters now."""
+        node, admission = next(iter(self._admissions.items()), (None, None))
+        return node if admission is not None and admission.is_ready else None
+
     def enter(self, node: Node) -> List[dict]:
-        """Its connections stand. What it must be told of the past."""
+        """What it must be told of the past."""
         del self._admissions[node]
         self._on_trial.add(node)
         return self._agreement.enter(node)

@@ -58,10 +58,11 @@ class Member:
         self._stream: Stream
         self._tunnel: Optional[encryption.Tunnel] = None  # what the stream goes through
         self._core: Any = None  # from outlive() on
+        self._outlives = False  # a scheduler that dies, up to the job's end
         self._outbox, self._heard = Outbox(), 0  # messages that count, sent and received
         self._coming_back: Optional[asyncio.Task] = None
         self._has_said_bye = False
-        self._last_words: Optional[dict] = None  # said while there was no scheduler to hear them
+        self._last_words: Optional[dict] = None  # why it fails, until a scheduler answers that the job does
 
     @classmethod
     async def join(cls, settings: Settings) -> Member:
@@ -203,7 +204,7 @@ class Member:
             message = await self._hear()
         self._heard += counts(message["kind"])
         if message["kind"] == "abort":
-            self._core = None  # nobody comes back to a job that has failed
+            self._give_up()  # nobody comes back to a job that has failed
             raise RendezvousError(message["text"])
         if kind is not None and message["kind"] != kind:
             raise RendezvousError("%s: the scheduler sent %r instead of %r" % (self._label, message["kind"], kind))
@@ -233,8 +234,7 @@ class Member:
     def send(self, message: dict) -> None:
         self._has_said_bye |= message["kind"] == "bye"
         if message["kind"] == "failed":
-            self._core = None
-            self._last_words = message if self.is_away else None
+            self._core, self._last_words = None, message
         if self._core is not None and counts(message["kind"]):
             self._outbox.add(message)
         self._stream.send(message)
@@ -244,7 +244,10 @@ class Member:
     def outlive(self, core: Any) -> None:
         """The job has started. If a scheduler that dies is started again, this node and its core go on without it, from
         here on. `core`: P3Worker or P3Server, with outlives_scheduler as here."""
-        self._core = core if self.outlived else None
+        self._core, self._outlives = core if self.outlived else None, self.outlived
+
+    def _give_up(self) -> None:
+        self._core, self._outlives = None, False
 
     @property
     def is_away(self) -> bool:
@@ -253,7 +256,7 @@ class Member:
 
     async def _come_back(self, loss: str) -> None:
         """RendezvousError if there is nobody to come back to. May be cancelled and called again."""
-        if self._core is None:
+        if not self._outlives:
             raise _Gone(loss)
         if not self.is_away:
             self._coming_back = asyncio.ensure_future(self._until_back(loss))
@@ -266,11 +269,11 @@ class Member:
             try:
                 return await self._try_to_come_back(deadline)
             except _Refused as refusal:
-                self._core = None
+                self._give_up()
                 raise RendezvousError(str(refusal)) from None
             except (RendezvousError, AuthenticationError, ProtocolError, OSError) as error:
                 if time.monotonic() >= deadline:
-                    self._core = None
+                    self._give_up()
                     raise RendezvousError("%s No other one took its place: %s" % (loss, error)) from None
             await asyncio.sleep(_RETRY_S)
 
@@ -299,7 +302,8 @@ class Member:
             stream.send(message)
         if self._last_words is not None:
             stream.send(self._last_words)
-        if not self._has_said_bye:  # else the scheduler may end before it has another look at its door
+        # Who has said bye, or why it fails: the scheduler may end before it has another look at its door.
+        if not self._has_said_bye and self._last_words is None:
             watch, core = await self.open_watch(), self._core
             if core is None:
                 watch.close()
@@ -323,10 +327,10 @@ class Member:
 
     async def _until_all_is_noted(self) -> None:
         """Else a scheduler that dies now would leave one that waits for us."""
-        while self._outbox and self._core is not None:
+        while self._outlives and (self._last_words is not None or (self._outbox and self._core is not None)):
             message = await self._hear()
             if message is not None and message["kind"] == "abort":
-                return
+                self._give_up()
 
     def abandon_after_fork(self) -> None:
         """In a forked child: drops the socket without a word to the scheduler."""

@@ -470,10 +470,16 @@ class Scheduler:
             raise RendezvousError("a %s wants to come back that nobody misses" % join["role"])
         entry.come_back(stream, join["back"]["heard"])
         entry.ready = True
+        asyncio.get_running_loop().call_later(self._settings.timeout_s, self._give_up_unwatched, entry)
         if not self._absent():
             log.warning("%s: all nodes have come back", self._label)
             self._report({"state": "resumed"})
         return entry
+
+    def _give_up_unwatched(self, entry: Entry) -> None:
+        """Of whom nothing would be heard if it froze."""
+        if not entry.watched and not self._end.done():
+            self._lost(entry, "came back, and did not open its watch connection within %g s" % self._settings.timeout_s)
 
     def _give_up_absent(self) -> None:
         absent = self._absent()

@@ -75,6 +75,7 @@ class Launcher:
         self._joining: Set[int] = set()  # started anew, and not in its place yet
         self._left: Set[int] = set()  # that have said goodbye: the job has no place for them any more
         self._departed: Set[int] = set()  # that were lost, and the job goes on without them
+        self._given_up: Set[int] = set()  # of these, for whom no other is started any more
         self._guests: Set[int] = set()  # of these, whose place a process has that somebody else has started
         self._rejoins = rejoins  # others are started for these, and join the job
         self._over: Optional[asyncio.Event] = None  # nobody can join any more: the scheduler has ended, or the job ends
@@ -136,7 +137,9 @@ class Launcher:
             self._say("interrupted by SIGTERM; all processes have been stopped, and %s" % saved)
             return 128 + signal.SIGTERM
         if not job.cancelled():
-            return self._judge(job.result())
+            code = self._judge(job.result())
+            self.may_restart &= not self._asked_to_end and not interrupted.done()
+            return code
         if interrupted.done():
             self._say("interrupted by %s; all processes have been stopped" % signal_name(interrupted.result()))
             return 128 + interrupted.result()
@@ -206,6 +209,9 @@ class Launcher:
             if status["rank"] not in self._guests:  # else our process of that rank, if there is one, waits to join
                 self._end_lost(status["rank"])
             self._guests.discard(status["rank"])
+        elif state == "expelled" and not status["is_guest"]:  # it has been told why, unless it is frozen
+            for running in self._alive(status["rank"]):
+                asyncio.get_running_loop().call_later(_LAST_WORDS_S, _end_if_alive, running)
         elif state == "entered":
             self._departed.discard(status["rank"])
             (self._guests.add if status["is_guest"] else self._guests.discard)(status["rank"])
@@ -305,9 +311,13 @@ class Launcher:
 
     def _end_lost(self, rank: int) -> None:
         """The job goes on without this process, which may be frozen or cut off."""
-        for running in self._running:
-            if (running.task.role, running.task.rank) == ("worker", rank) and running.process.returncode is None:
-                running.process.signal(signal.SIGKILL)
+        for running in self._alive(rank):
+            running.process.signal(signal.SIGKILL)
+
+    def _alive(self, rank: int) -> List[Running]:
+        """Processes of that worker."""
+        those = (running for running in self._running if (running.task.role, running.task.rank) == ("worker", rank))
+        return [running for running in those if running.process.returncode is None]
 
     async def _hear_of(self, ended: Running) -> Running:
         """Until the scheduler has said what becomes of the job, which has lost that worker."""
@@ -355,6 +365,8 @@ class Launcher:
                 break
             ended.process.signal(signal.SIGKILL)  # what it left behind in its group
             self._status.read()
+        if task.rank in self._departed:
+            self._given_up.add(task.rank)
         return ended
 
     def _may_outlive(self, ended: Running) -> bool:
@@ -366,8 +378,9 @@ class Launcher:
         role, rank = ended.task.role, ended.task.rank
         if role != "worker" or rank in self._left:
             return False
-        if self._settings.goes_on_without:
-            return not self._is_departed(ended.task)
+        if self._settings.goes_on_without:  # it may have departed before it ended, as one that was frozen
+            starts_another = self._rejoins and rank in self._departed and rank not in self._given_up
+            return starts_another or not self._is_departed(ended.task)
         return rank in self._joining or self._pay_for(rank)
 
     def _pay_for(self, rank: int) -> bool:
@@ -524,6 +537,11 @@ async def _until_written(done: Awaitable, interrupted: Optional[asyncio.Future],
         await asyncio.wait({task, interrupted}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
     await asyncio.wait({task}, timeout=DRAIN_S)
     task.cancel()
+
+
+def _end_if_alive(running: Running) -> None:
+    if running.process.returncode is None:
+        running.process.signal(signal.SIGKILL)
 
 
 def _end_if_not_begun(running: Running) -> None:

@@ -66,6 +66,11 @@ class Scheduler:
     def consider(self):
         if self.replays:
             return
+        for node in self.entrants.on_the_way if self.agreement.mark is None else ():
+            if self.entrants.is_ready(node):
+                self.depart(node)
+        while self.agreement.mark is not None and self.entrants.next_in is not None:
+            self.decide(self.entrants.next_in, {"decision": "entered"})
         for candidate, node in self.entrants.choose():
             self.entrants.waiting.remove(candidate)
             self.candidates[node] = candidate
@@ -101,6 +106,20 @@ class Scheduler:
 
     def depart(self, node):
         self.decide(node, {"decision": "departed"})
+
+    def be_ready(self, node):
+        self.entrants.note_ready(node)
+        self.consider()
+
+    def seniority(self, server):
+        """Ranks in the order of coming, as that server knows them."""
+        ranks = [node.rank for node in self.workers]
+        for message in self.told[server]:
+            if message["kind"] == "departed" and message["rank"] in ranks:
+                ranks.remove(message["rank"])
+            if message["kind"] == "admit":
+                ranks.append(message["rank"])
+        return ranks
 
 
 class Worker:
@@ -160,7 +179,7 @@ def test_whoever_is_left_comes_to_the_end_with_those_that_have_entered(data):
     scheduler = Scheduler(nodes)
     alive = {node: Worker(node, program) for node in nodes}
     answered = dict.fromkeys(SERVERS, 0)
-    coming, entered, events = [], 0, 0
+    coming, standing, events = [], {}, 0  # and those whose connections stand: (step, barriers), by node
     while True:
         ready = [one for one in alive.values() if one.is_ready(scheduler.told[one.node])]
         answering = [server for server in SERVERS if answered[server] < len(scheduler.told[server])]
@@ -198,23 +217,16 @@ def test_whoever_is_left_comes_to_the_end_with_those_that_have_entered(data):
             elif turn == "take over":
                 events += 1
                 before = scheduler
-                coming = []
+                coming, standing = [], {}
                 scheduler = Scheduler(nodes, before.journal)
                 for node, told in before.told.items():
                     assert scheduler.told[node][: len(told)] == told, node
             elif isinstance(turn, Candidate):
                 coming.remove(turn)
                 mark = scheduler.agreement.mark
-                if mark is None:  # all who waited there are gone
-                    scheduler.depart(turn.node)
-                    continue
-                at = mark.round
-                scheduler.decide(turn.node, {"decision": "entered"})
-                entered += 1
-                alive[turn.node] = one = Worker(turn.node, program, at + 1, mark.number)
-                known = [number for number in range(at) if program[number] == "announce"]
-                order = data.draw(st.permutations(known), "order")
-                one.todo = [("announce", number) for number in order] + [("mark", at)]
+                if mark is not None:  # else all who waited there are gone
+                    standing[turn.node] = mark.round, mark.number
+                scheduler.be_ready(turn.node)
             elif isinstance(turn, Worker):
                 message = turn.next(scheduler.told[turn.node])
                 scheduler.hear(turn.node, messages.check(message))
@@ -229,8 +241,18 @@ def test_whoever_is_left_comes_to_the_end_with_those_that_have_entered(data):
         except DisagreementError as error:  # the first worker was lost before it had said what others wait for
             assert "waits for its word" in str(error) or "left the job while" in str(error), error
             return
+        for node in [node for node in standing if not scheduler.entrants.is_on_the_way(node)]:
+            at, barriers = standing.pop(node)
+            if not scheduler.entrants.is_on_trial(node):
+                continue
+            alive[node] = one = Worker(node, program, at + 1, barriers)
+            known = [number for number in range(at) if program[number] == "announce"]
+            order = data.draw(st.permutations(known), "order")
+            one.todo = [("announce", number) for number in order] + [("mark", at)]
     assert all(one.has_said_bye for one in alive.values()), [(one.node, one.at, one.awaits) for one in alive.values()]
     assert all(told[-1]["kind"] == "stop" for told in (scheduler.told[server] for server in SERVERS))
+    for server in SERVERS:
+        assert scheduler.seniority(server) == [node.rank for node in scheduler.agreement.workers]
     ends = {}
     for one in alive.values():
         for number, *end in one.members:
@@ -297,6 +319,29 @@ def test_one_enters_at_the_end_of_the_barrier_and_all_wait_for_it_at_the_next():
     mark(scheduler, nodes[2:], number=2)
     done = {"kind": "barrier_done", "number": 2, "departed": [], "entered": []}
     assert all(scheduler.told[node][-1] == done for node in nodes)
+
+
+def test_two_enter_in_the_order_of_their_admission_whoever_is_ready_first():
+    scheduler, nodes = at_a_mark(departed=(0, 1))
+    scheduler.entrants.waiting += [Candidate(None), Candidate(None)]
+    mark(scheduler, nodes[2:])
+    for rank in (0, 1):
+        admit(scheduler, rank)
+    scheduler.be_ready(nodes[1])
+    assert scheduler.agreement.workers == [nodes[2]]
+    scheduler.be_ready(nodes[0])
+    assert [node.rank for node in scheduler.agreement.workers] == [2, 0, 1] == scheduler.seniority(SERVERS[0])
+
+
+def test_one_that_is_ready_waits_for_none_that_is_gone():
+    scheduler, nodes = at_a_mark(departed=(0, 1))
+    scheduler.entrants.waiting += [Candidate(None), Candidate(None)]
+    mark(scheduler, nodes[2:])
+    for rank in (0, 1):
+        admit(scheduler, rank)
+    scheduler.be_ready(nodes[1])
+    scheduler.depart(nodes[0])
+    assert [node.rank for node in scheduler.agreement.workers] == [2, 1] == scheduler.seniority(SERVERS[0])
 
 
 def test_one_with_another_script_is_refused_and_what_it_said_forgotten():

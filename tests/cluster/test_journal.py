@@ -296,3 +296,39 @@ def test_whenever_schedulers_die_each_node_hears_all_that_counts_once(program, w
             assert sorted(asked) == [(rank, number) for rank in range(2) for number in range(1, counts + 1)]
         option = "option_agreed" if player.settings.role == "worker" else "set_option"
         assert [message["kind"] for message in heard].count(option) == with_option
+
+
+class Frozen(Player):
+    """Has come back to the next scheduler, and does nothing more."""
+
+    async def _work(self, program):
+        self.member.open_watch = lambda: asyncio.sleep(3600)
+        await super()._work(program)
+
+
+def test_who_comes_back_and_freezes_before_it_is_watched_is_missed():
+    listener, descriptor = listen("127.0.0.1"), Journal.make()
+    job = Settings(
+        root_host="127.0.0.1", root_port=listener.getsockname()[1], num_workers=2, num_servers=1, timeout_s=2,
+        secret="0123456789abcdef", rendezvous_timeout_s=60, node_host="127.0.0.1", on_worker_loss="continue",
+    )  # fmt: skip
+
+    async def played():
+        others = [Player(job, "worker", 0), Player(job, "server", 0)]
+        frozen = asyncio.ensure_future(Frozen(job, "worker", 1).play(["barrier", "barrier"]))
+        await asyncio.gather(*(player.play(["barrier", "barrier"]) for player in others))
+        frozen.cancel()
+        await asyncio.gather(frozen, return_exceptions=True)
+        return others
+
+    child = in_child(lambda: run_schedulers(job, listener, descriptor, [(1, "unwritten")]))
+    try:
+        for player in asyncio.run(played()):
+            assert [one["rank"] for one in player.heard if one["kind"] == "departed"] == [1]
+        assert os.WEXITSTATUS(os.waitpid(child, 0)[1]) == 0
+    except BaseException:
+        os.killpg(child, signal.SIGKILL)
+        raise
+    finally:
+        listener.close()
+        os.close(descriptor)

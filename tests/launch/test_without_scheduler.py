@@ -114,6 +114,28 @@ def test_who_dies_while_there_is_no_scheduler_is_missed_by_the_next_one(tmp_path
     assert re.search(r"p3 run: worker \d ended with signal SIGKILL", ended.err), ended
 
 
+def test_an_exception_that_the_scheduler_has_not_read_ends_the_job_all_the_same(tmp_path, processes):
+    script = """
+        import os, time
+        import p3
+        with p3.Session.open() as session:
+            print("runs", flush=True)
+            while session.rank == 0 or not os.path.exists("now"):
+                time.sleep(0.01)
+            print("raises", flush=True)
+            raise ValueError("as it was told to")
+    """
+    script = [sys.executable, write_script(tmp_path, script)]
+    run = p3_run(tmp_path, processes, "--on-worker-loss", "continue", command=script, P3_TIMEOUT_S="5")
+    run.read_until("runs", times=2)
+    os.kill(scheduler_of(run), signal.SIGSTOP)
+    (tmp_path / "now").touch()
+    run.read_until("raises")
+    os.kill(scheduler_of(run), signal.SIGKILL)
+    ended = run.wait(60)
+    assert ended.code == 1 and "ValueError: as it was told to" in ended.err, ended
+
+
 def test_who_watches_goes_on_with_the_next_scheduler(tmp_path, processes):
     run = p3_run(tmp_path, processes, command=[*JOB, "0.1"])
     until_step(run, 2)

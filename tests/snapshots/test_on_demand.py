@@ -1,5 +1,6 @@
 """Snapshots that a signal asks for: SIGUSR1, and the job goes on; SIGTERM, and it ends with its state saved."""
 
+import os
 import re
 import signal
 import sys
@@ -226,6 +227,27 @@ def test_the_same_signal_twice_does_not_cut_the_snapshot_short(start_job, tmp_pa
     assert finished.code == 143 and "its last snapshot is of round " in finished.err, finished
 
 
+def test_a_job_that_was_asked_to_end_is_not_restarted_when_a_worker_dies_meanwhile(start_job, tmp_path):
+    process = start_job(
+        """
+        import os, time
+        from p3.worker.session import Session
+        with Session.open() as session:
+            session.snapshot(1, [])
+            print("running as", os.getpid(), flush=True)
+            time.sleep(60)
+        """,
+        1, 1, {"P3_SNAPSHOT_DIR": str(tmp_path / "snapshots")}, options=("--grace", "30", "--restarts", "1"),
+    )  # fmt: skip
+    worker = int(wait_for(process, "running as").split()[-1])
+    process.signal(signal.SIGTERM)
+    while b"the job ends when it has taken a snapshot" not in (line := process.popen.stderr.readline()):
+        assert line, process.wait(10)
+    os.kill(worker, signal.SIGKILL)
+    finished = process.wait(30)
+    assert finished.code == 128 + signal.SIGKILL and "restarting it" not in finished.err, finished
+
+
 def test_without_a_launcher_the_process_itself_hears_signals(tmp_path, processes):
     env = clean_environment(P3_SNAPSHOT_DIR="snapshots", P3_SNAPSHOT_EVERY="1000000", PYTHONPATH=PYTHONPATH)
     processes.append(Process([sys.executable, str(jobs.SCRIPTS / "on_demand.py"), "numpy", "0"], env, tmp_path))
@@ -239,8 +261,10 @@ def test_without_a_launcher_the_process_itself_hears_signals(tmp_path, processes
     assert len(files.rounds(str(tmp_path / "snapshots"))) == 2
 
 
-def test_a_demand_that_is_made_anew_while_its_first_snapshot_is_waited_for_holds():
-    """As when the first worker departs: the new decision may come before the wait for the old one has ended."""
+@pytest.mark.parametrize("before", [0, 5])
+def test_a_demand_that_is_made_anew_while_its_first_snapshot_is_waited_for_holds(before):
+    """As when the first worker departs: the new decision may come before the wait for the old one has ended. `before`:
+    the round of one that was taken, before which another one had failed."""
     handlers = {}
 
     def wait_until(is_over, _what):
@@ -248,7 +272,8 @@ def test_a_demand_that_is_made_anew_while_its_first_snapshot_is_waited_for_holds
         assert is_over()
 
     session = SimpleNamespace(changed=threading.Lock(), handle=handlers.__setitem__, wait_until=wait_until, label="w")
-    snapshots = SimpleNamespace(directory=None, last_round=6, over=0, taken=0, has_failed=False, finish=lambda: None)
+    snapshots = SimpleNamespace(directory=None, last_round=6, over=before, taken=before, has_failed=before > 0,
+                                finish=lambda: None)  # fmt: skip
     demand = Demand(session, SimpleNamespace(send=lambda message: None), snapshots)
     handlers["snapshot_at"]({"number": 1, "round": 7, "ends": True})
     assert demand.pass_mark(7)

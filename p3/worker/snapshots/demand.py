@@ -100,7 +100,7 @@ class Demand:
         with session.changed:
             if self._demanded == demanded:  # else it has been asked for again meanwhile
                 self._demanded = 0
-        if self._snapshots.taken < round and not self._snapshots.has_failed:
+        if self._snapshots.over < round or (self._snapshots.taken < round and not self._snapshots.has_failed):
             return  # given up, as somebody takes no steps now: it will be asked for again
         saved = "its snapshot of round %d is complete" % round
         lost = "without a snapshot of round %d, which could not be written" % round

@@ -130,6 +130,7 @@ class Snapshots:
 
     def _on_taken(self, message: dict) -> None:
         self.over = self.taken = message["round"]
+        self.has_failed = False
         self.counts["taken"] += 1
 
     def _on_failed(self, message: dict) -> Optional[Callable[[], None]]:
