@@ -9,12 +9,13 @@ Threads: forward passes run on the script's; backward passes, one at a time, on 
 from __future__ import annotations
 
 import logging
-from typing import Any, Optional
+from typing import Any, List, Optional
 
 import torch
 
 from p3.frontend.factors import FactoredLayer, checked
 from p3.plan import choices, combinations
+from p3.plan.choices import Choice
 from p3.torch.parameters.arrays import as_numpy
 from p3.torch.parameters.parameter import Parameter
 from p3.torch.start import job
@@ -133,6 +134,15 @@ class FactoredParameter(Parameter):
     def state_key(self) -> Any:
         return self._round_key()
 
+    @property
+    def comes_back_compressed(self) -> bool:
+        is_dense = self._layer.shape is not None and not self._layer.has_factors
+        return is_dense and super().comes_back_compressed
+
+    @property
+    def kept(self) -> List[Choice]:
+        return [] if self._layer.has_factors else super().kept
+
     def _round_key(self) -> Any:
         """Of its rounds; at the first one."""
         if self._factors_key is None:
@@ -145,6 +155,7 @@ class FactoredParameter(Parameter):
             if self._layer.has_factors:
                 self._session.init(self._factors_key, None, self._array, self.priority)
                 self.must_copy = True  # what lands is an update of what landed before
+                self.takes_steps = False
         return self._factors_key if self._layer.has_factors else self.key
 
     def scale_gradient(self, factor: float) -> None:

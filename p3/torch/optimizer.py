@@ -127,7 +127,7 @@ class _Distributed:
         """Waits until every parameter has its new value; of a synchronous optimizer, every gradient its mean.
 
         Call it before reading or writing parameters other than by their modules. `exact`: where compression of what
-        comes back keeps exact weights on the servers, parameters have those until the next step's values come, to
+        comes back keeps exact weights on the servers, parameters have those until the next step's forward pass, to
         evaluate with or to save them; by every worker at the same point.
         """
         self._p3.synchronize()

@@ -381,6 +381,23 @@ def test_with_a_codec_nothing_of_a_weight_is_lost_on_the_way(session):
     steps.release()
 
 
+@pytest.mark.parametrize("how", ["broadcast", "load"])
+def test_what_compression_has_left_out_of_weights_goes_with_them(session, how):
+    steps = p3.LocalSteps(session, {"w": np.zeros((16, 16), np.float32)}, every=1, codec={"up": "int8"})
+    state = steps.state_dict()
+    steps.step({"w": np.random.RandomState(3).randint(-1000, 1000, (16, 16)).astype(np.float32)})
+    zeros = {"w": np.zeros((16, 16), np.float32)}
+    if how == "broadcast":
+        steps.load_state_dict(state)  # as momentum stays
+        steps.broadcast(zeros)
+    else:
+        steps.load_state_dict(state)
+    for _ in range(3):
+        arrays = steps.step(zeros)
+        assert not arrays["w"].any()
+    steps.release()
+
+
 def test_what_half_precision_cannot_show_of_a_global_weight_is_not_sent_back(session):
     """Else each exchange would take back what is smaller than its rounding."""
     steps = p3.LocalSteps(session, {"w": np.ones(4, np.float16)}, every=1, outer={"lr": 0.25, "momentum": 0})

@@ -1,9 +1,9 @@
 """regrouped.py KINDS STEPS KILL_AT: a job, without MXNet, that comes back with another number of workers.
 
-Each kind has a store of two keys: "plain", or with a compression; "-average" where servers divide sums by the number of
-workers. The workers' gradients are whole numbers whose sum does not depend on how many there are, so plain training
-ends with the same bits whoever took part. The last rank is killed behind step KILL_AT, once its snapshot is complete;
-0: nobody is. With STEPS 0 the job takes one more snapshot of what it has resumed, and no step.
+Each kind has a store of two keys: "plain", or with a compression; "-average" and "-mean" where servers divide sums by
+the number of workers. The workers' gradients are whole numbers whose sum does not depend on how many there are, so
+plain training ends with the same bits whoever took part. The last rank is killed behind step KILL_AT, once its snapshot
+is complete; 0: nobody is. With STEPS 0 the job takes one more snapshot of what it has resumed, and no step.
 """
 
 import os
@@ -21,6 +21,8 @@ COMPRESSIONS = {
     "2bit": {"type": "2bit", "threshold": 3.0},
     "1bit": {"type": "1bit"},
     "int8": {"type": "int8"},
+    "int4": {"type": "int4"},
+    "topk": {"type": "topk", "ratio": 0.2, "value_bits": 4},
     "dgc": DGC,
 }
 SHAPE, ROWS = (7, 3), np.array([1, 2, 5], "int64")
@@ -54,11 +56,11 @@ def main():
         keys, landings = [], []
         for kind in kinds:
             store = session.new_store()
-            compression, _, average = kind.partition("-")
+            compression, _, reduction = kind.partition("-")
             if compression in COMPRESSIONS:
                 session.set_option(store, "compression", COMPRESSIONS[compression])
-            if average:
-                session.set_option(store, "reduction", {"type": "average"})
+            if reduction:
+                session.set_option(store, "reduction", {"type": reduction})
             keys.append(session.declare("w", SHAPE, "float32", store))
             keys.append(session.declare("r", (9, 2), "float32", store, sparse=True))
             session.set_optimizer(store, SGD)

@@ -3,6 +3,7 @@
 like-dense  models with and without p3.torch.factors, for each optimizer: parameters and states are alike; prints a
             digest for each
 uneven      the last worker takes fewer steps, then joins
+exact       weights that travel as factors are exact, and synchronize(exact=True) leaves them
 refused     what cannot be, and says so
 """
 
@@ -85,6 +86,18 @@ def uneven():
     print("joined, digest", digest(values(model, optimizer)), flush=True)
 
 
+def exact():
+    model = p3.torch.factors(make_model(), batch_size=BATCH, route="factors")
+    sgd = OPTIMIZERS["sgd"](model.parameters())
+    optimizer = p3.torch.DistributedOptimizer(sgd, model, compression={"down": "int8"})
+    train(model, optimizer, batches(STEPS))
+    optimizer.synchronize()
+    before = [one.detach().clone() for one in model.parameters()]
+    optimizer.synchronize(exact=True)
+    assert all(torch.equal(one, was) for one, was in zip(model.parameters(), before))
+    print("exact weights stay", flush=True)
+
+
 def refused():
     def expect(text, call):
         try:
@@ -142,7 +155,7 @@ def refused():
     print("refused", flush=True)
 
 
-SCENARIOS = {"like-dense": like_dense, "uneven": uneven, "refused": refused}
+SCENARIOS = {"like-dense": like_dense, "uneven": uneven, "exact": exact, "refused": refused}
 
 if __name__ == "__main__":
     SCENARIOS[sys.argv[1]]()

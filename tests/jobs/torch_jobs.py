@@ -637,6 +637,8 @@ def resumed(folder, kind, steps, die_at):
         schedule.load_state_dict(state["schedule"])
         assert isinstance(state["tensor"], torch.Tensor) and state["tensor"].dtype == torch.bfloat16
     for number in range(round, int(steps)):
+        if kind == "both_ways_exact":
+            optimizer.synchronize(exact=True)
         generator = torch.Generator().manual_seed(10 * number + p3.torch.rank())
         optimizer.zero_grad()
         model(torch.randn(6, 4, generator=generator)).square().mean().backward()

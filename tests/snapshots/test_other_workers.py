@@ -79,7 +79,7 @@ def test_a_job_comes_back_with_more_workers_and_then_with_fewer_to_the_bits_of_o
     assert ends(output) == [("6", "4", str(rank if rank < 4 else 0), values) for rank in range(6)]
 
 
-KINDS = ("2bit", "2bit-average", "1bit", "int8", "dgc")
+KINDS = ("2bit", "2bit-average", "2bit-mean", "1bit", "int8", "int4", "topk", "dgc")
 
 
 def left_out(directory, round):
@@ -116,7 +116,7 @@ def test_what_a_machine_has_left_out_stays_owed_to_the_weights(tmp_path, workers
         for some, aggregate in ((old, aggregates[0]), (new, aggregates[1])):
             kept = [len(residual) > 0 for residual in some]
             assert kept == ([True, *[False] * (len(some) - 1)] if aggregate == "1" else [True] * len(some)), kind
-        shares = np.float32(now / before if kind == "2bit-average" else 1)
+        shares = np.float32(now / before if "-" in kind else 1)
         had, has = (sum(residual for residual in some if len(residual)) for some in (old, new))
         assert had.any(), kind
         np.testing.assert_allclose(has, shares * had, rtol=1e-6, atol=1e-6, err_msg=kind)
@@ -133,7 +133,7 @@ def test_what_compression_has_left_out_stays_owed_to_the_weights(tmp_path, worke
             rounds = [residual[-2:].tobytes() for residual in (*old, *new)]
             assert len(set(rounds)) == 1
             old, new = ([residual[:-2] for residual in some] for some in (old, new))
-        shares = now / before if kind == "2bit-average" else 1
+        shares = now / before if "-" in kind else 1
         for rank, residual in enumerate(new):
             wanted = np.float32(shares) * sum((old[gone] for gone in range(rank, before, now)), np.zeros_like(residual))
             np.testing.assert_array_equal(residual, wanted, kind)

@@ -25,6 +25,11 @@ def test_uneven_steps_and_digests_compared_after_each():
     assert len(set(re.findall(r"joined, digest (\w{16})", output))) == 1, output
 
 
+def test_exact_weights_of_compression_are_none_of_factors():
+    status, output = jobs.run(jobs.python("torch_factors.py", "exact"))
+    assert status == 0 and "exact weights stay" in output, output
+
+
 def test_what_cannot_be_is_said():
     status, output = jobs.run(jobs.python("torch_factors.py", "refused"))
     assert status == 0 and "refused" in output, output

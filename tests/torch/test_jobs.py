@@ -174,9 +174,9 @@ def test_compressed_gradients_are_those_of_the_documentation(synchronous, aggreg
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_step_that_overflows_leaves_nothing_behind_with_a_grad_scaler(workers):
     command = jobs.python("loss_scaled.py", "torch")
-    status, output = jobs.run(command) if workers == 1 else jobs.run_p3(workers, 2, command)
+    status, output = jobs.run(command) if workers == 1 else jobs.run_p3(workers, 2, command, P3_CHECK="1")
     assert status == 0, output
-    assert output.count(": as if there had been no overflow") == 5 * workers
+    assert output.count(": as if there had been no overflow") == 6 * workers
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -204,14 +204,15 @@ def test_check_names_the_parameter_that_one_worker_has_written(kind):
 @pytest.mark.parametrize(
     "kind",
     ["adamw", "momentum", "cycled", "adamax", "compressed", "compressed_synchronous", "dgc", "both_ways",
-     "both_ways_synchronous", "each_its_own", "each_its_own_synchronous", "lowrank", "lowrank_synchronous"],
+     "both_ways_synchronous", "both_ways_exact", "each_its_own", "each_its_own_synchronous", "lowrank",
+     "lowrank_synchronous"],
 )
 def test_a_job_resumes_with_the_bits_of_an_uninterrupted_one(tmp_path, kind):
-    whole = jobs.run_p3(2, 2, script("resumed", tmp_path, kind, 7, 0))
+    whole = jobs.run_p3(2, 2, script("resumed", tmp_path, kind, 7, 0), P3_CHECK="1")
     assert whole[0] == 0, whole[1]
     launcher = [sys.executable, "-m", "p3", "run", "-n", "2", "-s", "2", "--restarts", "1"]
-    status, output = jobs.run([*launcher, *script("resumed", tmp_path, kind, 7, 5)], timeout_s=100,
-                              P3_SNAPSHOT_DIR=str(tmp_path / "snapshots"), P3_SNAPSHOT_EVERY="2")  # fmt: skip
+    variables = {"P3_SNAPSHOT_DIR": str(tmp_path / "snapshots"), "P3_SNAPSHOT_EVERY": "2", "P3_CHECK": "1"}
+    status, output = jobs.run([*launcher, *script("resumed", tmp_path, kind, 7, 5)], timeout_s=100, **variables)
     assert status == 0, output
     assert "began at 4" in output
     assert sorted(re.findall(r"has ([0-9a-f]{8})", output)) == sorted(re.findall(r"has ([0-9a-f]{8})", whole[1]))

@@ -21,7 +21,10 @@ class Global(KeyRounds):
         self._outer, self._sends_weights = outer, sends_weights
 
     def init(self, first: np.ndarray) -> None:
-        """Rank 0's value becomes all workers'; waits for nothing."""
+        """Rank 0's value becomes all workers'; waits for nothing. What compression has left out of former ones is
+        forgotten."""
+        if self._rounds > 0 and self._session.core.keeps_residual(self.key.handle):
+            self._session.core.change_residual(self.key.handle, False, 0.0)
         value = first if self._session.is_first else None
         self._under_way = Round(self._session.init(self.key, value, self._array, self.priority), self._take_value)
 

@@ -6,7 +6,7 @@ On the servers, where they have the optimizer with torch's arithmetic; else on t
 from __future__ import annotations
 
 import operator
-from typing import Any, Callable, Dict, Iterable, List, Optional
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
 
 import torch
 
@@ -93,14 +93,18 @@ class OnServers(Overlapping):
 
     _updates_here = _joins_updates = False
     _update_one = None  # type: ignore[assignment]
-    _renew = Rounds._renew
+    _exact: Sequence[Parameter] = ()  # have exact weights, not those that all compute with
     _live: LiveGroups  # once it is described
     _loaded: Optional[states.States]  # what the servers' state has to become before the next round
 
     def _start(self, resumed: Optional[Dict[str, Any]]) -> None:
         taken = states.taken(self._optimizer)
         self._loaded = taken if resumed is None else None
+        is_on_trial = self._session.entrance.is_on_trial
         super()._start(resumed)
+        if resumed is not None and not is_on_trial:
+            self._begin()  # or who asks for states or exact weights before the first step would get none
+            self._control.wait_for_rank_0()  # which brings them back, if the servers have not done that themselves
 
     def _choose_reduction(self) -> None:
         for store in self._stores:
@@ -134,6 +138,22 @@ class OnServers(Overlapping):
         states_of_servers.fetch(self._session, [(one.key, MASTER, in_memory_order(array)) for one, array in parts])
         for parameter, array in parts:
             parameter.show(array)
+        self._exact = [parameter for parameter, _ in parts]
+
+    def _renew(self, parameters: Iterable[Parameter], for_step: bool) -> None:
+        if for_step:
+            self._show_published()
+        Rounds._renew(self, parameters, for_step)
+
+    def _show_published(self) -> None:
+        """Gradients are of these: others have no exact ones, nor has a job that resumes."""
+        for parameter in self._exact:
+            parameter.show(parameter.landing)
+        self._exact = ()
+
+    def rest(self) -> None:
+        super().rest()
+        self._show_published()
 
     def _give_loaded(self) -> None:
         if self._loaded is not None:

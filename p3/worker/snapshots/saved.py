@@ -263,7 +263,7 @@ class Saved:
         ranks = [rank for each in encodes_for for rank in takes_over_from(each, before, now)]
         parts = [part for part in (of_key(self._left_out[rank]) for rank in ranks) if part is not None and len(part)]
         self._require_same_rest(key, parts)
-        is_mean = takes_mean or key.axes.reduction == "average"
+        is_mean = takes_mean or key.axes.reduction in ("average", "mean")
         factor = np.float32(now / before if is_mean else 1)  # so the weights get what they are owed
         if key.rank:
             return session.low_rank.restore(key, parts, factor, of_key(self.own))
