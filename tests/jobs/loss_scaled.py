@@ -15,6 +15,7 @@ STEPS, BAD, BATCH = 7, 3, 4
 KINDS = {
     "1bit": {"type": "1bit"}, "2bit": {"type": "2bit", "threshold": 40.0}, "int8": {"type": "int8"},
     "int4": {"type": "int4"}, "topk": {"type": "topk", "ratio": 0.1, "value_bits": 8},
+    "int8 and bf16": {"type": "int8", "down": "bf16"},
 }  # fmt: skip
 
 
@@ -70,6 +71,8 @@ def train_with_torch(compression, overflows, same_scales):
     model = torch.nn.ModuleList(torch.nn.Linear(6, 5) for _ in range(2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    if compression is not None and "down" in compression:
+        compression = {"up": compression["type"], "down": compression["down"]}
     p3.torch.DistributedOptimizer(optimizer, model, synchronous=True, compression=compression, grad_scaler=scaler)
     rank, last = p3.torch.rank(), p3.torch.size() - 1
 

@@ -21,6 +21,7 @@ MAX_NORM = 0.05
 WAYS = {
     "int8": "int8",
     "bf16": "bf16",
+    "fp16": "fp16",
     "down": {"down": "int8"},
     "each": {"up": "fp16", "down": {"type": "int8"}},
     "1bit": {"up": "int8", "down": "1bit"},
@@ -31,6 +32,9 @@ MIXED = {"0.weight": {"up": {"type": "topk", "ratio": 0.2}, "down": "int8"}, "2.
 OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.5),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.05),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.005),
     "adamax": lambda parameters: torch.optim.Adamax(parameters, lr=0.01),  # on the workers
 }
 
@@ -153,15 +157,17 @@ def follows(way, optimizer, *options):
     print("worker %d follows" % RANK)
 
 
-def scaled(way, synchronous):
-    """A loss scaler, of which a step in the middle overflows on worker 0: as in plain torch, but for bf16."""
-    is_synchronous = synchronous == "1"
+def scaled(way, *options):
+    """A loss scaler, of which a step in the middle overflows on worker 0: as in plain torch, but for half precision.
+    `options`: clipped, synchronous."""
+    is_synchronous = "synchronous" in options
+    given = {"max_grad_norm": MAX_NORM} if "clipped" in options else {}
     model, plain = made(), made()
     kind = torch.amp.GradScaler if is_synchronous else p3.torch.GradScaler
     scaler, reference = kind("cpu", init_scale=1024.0), torch.amp.GradScaler("cpu", init_scale=1024.0)
     trained = OPTIMIZERS["adamw"](model.parameters())
     trained = p3.torch.DistributedOptimizer(
-        trained, model, compression=WAYS[way], synchronous=is_synchronous, grad_scaler=scaler
+        trained, model, compression=WAYS[way], synchronous=is_synchronous, grad_scaler=scaler, **given
     )
     of_plain = OPTIMIZERS["adamw"](plain.parameters())
     for step in range(8):
@@ -175,6 +181,9 @@ def scaled(way, synchronous):
         of_plain.zero_grad()
         losses = [loss_of(plain, worker, step) * (factor if worker == 0 else 1.0) for worker in range(SIZE)]
         reference.scale(sum(losses) / SIZE).backward()
+        if given:
+            reference.unscale_(of_plain)
+            nn.utils.clip_grad_norm_(plain.parameters(), MAX_NORM)
         reference.step(of_plain)
         reference.update()
     trained.synchronize()

@@ -1,10 +1,11 @@
 """torch_regrouped.py STEPS KILL_AT [BACK_AT]: p3.torch in a job that comes back with another number of workers.
 
-Three models, whose optimizers update on the servers, on the workers, and on the workers in step(). All workers have the
-same batches, so with 1, 2 or 4 of them the mean gradient has the same bits; but from the first step on each worker has
-running statistics of its own. The last rank is killed behind step KILL_AT, once its snapshot is complete; 0: nobody is.
-With BACK_AT, the worker that is killed is the one with "mortal" in its environment, and its agent of torchrun with it;
-and who is alone waits behind step BACK_AT until torchrun starts the workers again, as another host is there.
+Five models, whose optimizers update on the servers, on the workers, and on the workers in step(); the last two with
+what comes back encoded, changes of weights and mean gradients. All workers have the same batches, so with 1, 2 or 4 of
+them the mean gradient has the same bits; but from the first step on each worker has running statistics of its own. The
+last rank is killed behind step KILL_AT, once its snapshot is complete; 0: nobody is. With BACK_AT, the worker that is
+killed is the one with "mortal" in its environment, and its agent of torchrun with it; and who is alone waits behind
+step BACK_AT until torchrun starts the workers again, as another host is there.
 """
 
 import os
@@ -23,6 +24,8 @@ KINDS = (
     (torch.optim.AdamW, {}, {}),
     (torch.optim.Adamax, {}, {}),
     (torch.optim.SGD, {"momentum": 0.9}, {"synchronous": True}),
+    (torch.optim.AdamW, {}, {"compression": {"down": "int8"}}),
+    (torch.optim.SGD, {"momentum": 0.9}, {"synchronous": True, "compression": {"down": "int8"}}),
 )
 
 

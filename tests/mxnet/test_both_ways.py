@@ -7,6 +7,7 @@ import plugin_jobs as jobs
 import pytest
 
 pytest.importorskip("mxnet")
+from optimizer_cases import OPTIMIZERS
 
 
 def run(workers, *arguments, **variables):
@@ -19,6 +20,16 @@ def run(workers, *arguments, **variables):
 @pytest.mark.parametrize("workers, up, down", [(1, "int8", "int8"), (3, "fp16", "int8"), (2, "none", "bf16")])
 def test_what_lands_is_what_numpy_encodes_of_a_plain_store(workers, up, down, mode):
     assert run(workers, mode, up, down).count("%s are those of NumPy" % mode) == workers
+
+
+def test_over_tls_and_with_every_optimizer_that_servers_run():
+    output = run(2, "optimizers", "none", "int8", P3_TLS="1")
+    assert output.count("values are those of NumPy") == 2 * len(OPTIMIZERS)
+
+
+@pytest.mark.parametrize("way", ["int8", "none"])
+def test_rows_come_back_as_they_are_and_so_does_all_with_staleness(way):
+    assert run(2, "whole", way, "int8").count("all comes back whole") == 2
 
 
 def test_the_leader_of_a_machine_decodes_for_the_others():

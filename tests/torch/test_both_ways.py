@@ -15,9 +15,9 @@ def script(*arguments):
     return jobs.python("torch_both_ways.py", *arguments)
 
 
-def run(workers, *arguments, aggregates="0"):
+def run(workers, *arguments, aggregates="0", **variables):
     """`aggregates`: what a machine has added up is encoded once, and not, as the reference has it, of each worker."""
-    variables = {"P3_CHECK": "1", "P3_LOCAL_AGGREGATION": aggregates}
+    variables = {"P3_CHECK": "1", "P3_LOCAL_AGGREGATION": aggregates, **variables}
     status, output = jobs.run_p3(workers, 2, script(*arguments), **variables)
     assert status == 0, output
     return output
@@ -33,6 +33,9 @@ def run(workers, *arguments, aggregates="0"):
     ("mixed", "sgd", 1, False),
     ("mixed", "adamw", 2, True),
     ("grouped", "adamw", 2, False),
+    ("int8", "adam", 2, False),
+    ("int8", "adagrad", 2, False),
+    ("int8", "rmsprop", 2, False),
 ])  # fmt: skip
 def test_servers_publish_encoded_changes_of_exact_weights(way, optimizer, workers, staged):
     assert run(workers, *["--staged"] * staged, "follows", way, optimizer).count("follows") == workers
@@ -42,6 +45,11 @@ def test_servers_publish_encoded_changes_of_exact_weights(way, optimizer, worker
 @pytest.mark.parametrize("way, workers, staged", [("int8", 3, False), ("down", 2, True), ("mixed", 2, False)])
 def test_workers_get_encoded_means(way, workers, staged, options):
     assert run(workers, *["--staged"] * staged, "follows", way, "adamax", *options).count("follows") == workers
+
+
+@pytest.mark.parametrize("way, optimizer", [("each", "adamw"), ("down", "adamax")])
+def test_over_tls_it_is_the_same(way, optimizer):
+    assert run(2, "follows", way, optimizer, P3_TLS="1").count("follows") == 2
 
 
 def test_workers_whose_functions_choose_otherwise_are_told_of_which_parameter():
@@ -58,9 +66,10 @@ def test_workers_of_one_machine_get_the_same(aggregates):
 
 
 @pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="torch has none for the CPU before 2.3")
-@pytest.mark.parametrize("synchronous", [0, 1])
-def test_a_step_that_overflows_is_left_out_with_a_codec_that_keeps_nothing(synchronous):
-    assert run(2, "scaled", "bf16", synchronous).count("has left out one step") == 2
+@pytest.mark.parametrize("options", [(), ("synchronous",), ("clipped",)])
+@pytest.mark.parametrize("way", ["bf16", "fp16"])
+def test_a_step_that_overflows_is_left_out_with_a_codec_that_keeps_nothing(way, options):
+    assert run(2, "scaled", way, *options).count("has left out one step") == 2
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adamax"])
