@@ -14,7 +14,8 @@ import math
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 TABLES_ELEMENTS = 50_000  # of a slice, in the tables
-TABLES_MATRIX = 1000, 1000
+TABLES_MATRIX = 1000, 1000  # with lowrank
+TABLES_HOSTS = 2
 
 
 class Option(NamedTuple):
@@ -221,18 +222,17 @@ def in_place_of(shape: Sequence[int], rank: int) -> Tuple[Tuple[int, ...], ...]:
 
 def tables() -> str:
     lines = [
-        "| type | bytes of a gradient | of what comes back | a worker keeps | what becomes of an element |",
-        "|---|---|---|---|---|",
+        "| type | bytes of a gradient | of what comes back | hidden from | a worker keeps | what an element becomes |",
+        "|---|---|---|---|---|---|",
+        _row("none", 1, 1, "nothing", "it stays as it is"),
     ]
     for codec in codecs().values():
         share = push_bytes(codec.complete(), TABLES_ELEMENTS) / (4 * TABLES_ELEMENTS)
-        back = "weights: all; sums, where the workers update: %s" % _percent(share) if codec.carries_sums else "all"
-        if codec.makes_steps:
-            back = "the same, times the number of workers at most"
         kept = "%d bytes for each element" % (4 * codec.residuals) if codec.residuals else "nothing"
-        lines.append("| `%s` | %s | %s | %s | %s |" % (codec.name, _percent(share), back, kept, codec.effect))
-    lines.append("| `%s` | %s of %d x %d elements | as many | 4 bytes for each element | %s |" % (
-        LOW_RANK.name, _percent(_share_of(TABLES_MATRIX, LOW_RANK.complete())), *TABLES_MATRIX, LOW_RANK.effect))
+        times = TABLES_HOSTS if codec.makes_steps else 1
+        lines.append(_row("`%s`" % codec.name, share, times * share, kept, codec.effect))
+    share = _share_of(TABLES_MATRIX, LOW_RANK.complete())
+    lines.append(_row("`%s`" % LOW_RANK.name, share, share, "4 bytes for each element", LOW_RANK.effect))
     lines += ["", "| type | option | default | allowed |", "|---|---|---|---|"]
     for codec in types().values():
         for option in codec.options:
@@ -245,6 +245,13 @@ def tables() -> str:
 def _share_of(shape: Tuple[int, int], compression: Mapping[str, Any]) -> float:
     """Of its elements, that travel with lowrank."""
     return sum(map(math.prod, in_place_of(shape, rank_of(compression, shape)))) / math.prod(shape)
+
+
+def _row(name: str, share: float, back: float, kept: str, effect: str) -> str:
+    """Of so large shares of the bytes. A host's card sends each way those of the other hosts' part."""
+    sent = (share + back) * (TABLES_HOSTS - 1) / TABLES_HOSTS
+    cells = name, _percent(share), _percent(back), "%.2g Mbit/s" % (32 * sent), kept, effect
+    return "| %s |" % " | ".join(cells)
 
 
 def _percent(share: float) -> str:

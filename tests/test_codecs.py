@@ -17,9 +17,11 @@ PAGE = (ROOT / "docs" / "compression.md").read_text(encoding="utf-8")
 
 
 def test_the_tables_are_as_the_codecs_say():
-    """To bring docs/compression.md up to date: python -m p3.codecs"""
+    """To bring docs/compression.md up to date: python -m p3.codecs. There lines go on with what was measured."""
     (tables,) = re.findall(r"^<!-- codecs: .* -->\n(.*?)\n<!-- /codecs -->$", PAGE, re.M | re.S)
-    assert tables == codecs.tables()
+    said, expected = tables.splitlines(), codecs.tables().splitlines()
+    assert len(said) == len(expected)
+    assert [one[: len(line)] for one, line in zip(said, expected)] == expected
 
 
 def test_every_option_of_deep_gradient_compression_is_explained():

@@ -154,7 +154,7 @@ _OF_CODECS = "p3_"  # and the name of any codec of gradients: a store, too
 _DDP = re.compile(r"ddp_([1-9]\d*)(?:_(.+))?")  # its buckets are of any size
 # Of codecs, in figures; of any other name, GREY. One of DDP's has the colour, and DDP's marker.
 _COLOURS = {"fp16": BLUE, "bf16": SKY, "int8": ORANGE, "int4": RED, "1bit": PINK, "topk": "#000000", "powersgd": YELLOW,
-            "lowrank": YELLOW}  # fmt: skip
+            "lowrank": YELLOW, "2bit": "#882255"}  # fmt: skip
 
 
 def named(name: str) -> Store:

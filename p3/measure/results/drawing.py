@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Collection, Dict, List, Optional, Sequence, Tuple
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -41,7 +41,8 @@ _TITLE_WIDTH = 54  # characters
 _HEAD_INCHES = 0.8
 _FOOT_LINE_INCHES = 0.13
 _LEGEND_ROW_INCHES = 0.17
-_LEGEND_COLUMNS = 6
+_LEGEND_COLUMNS = 6  # at most
+_HANDLE_INCHES, _LETTER_INCHES = 0.5, 0.07  # of an entry
 
 
 def panels(members: Sequence, varying: Callable) -> List[Tuple[Tuple, List]]:
@@ -69,7 +70,7 @@ def figure(
     width = max(panel_width * columns, 2 * PANEL_INCHES[0])
     warnings, footer = _warnings(results, int(width * 16)), _footer(results, footer, remark, int(width * 17))
     foot = _FOOT_LINE_INCHES * (len(warnings) + len(footer) + 1)
-    legend_rows = legend_rows or _legend_rows(len({run.store for run in results.runs}))
+    legend_rows = legend_rows or _legend_rows({run.store for run in results.runs}, width)
     head = _HEAD_INCHES + _LEGEND_ROW_INCHES * (legend_rows - 1)
     height = PANEL_INCHES[1] * rows + head + foot
     made = Figure((width, height), layout="constrained")
@@ -124,7 +125,7 @@ def legend(figure: Figure, summaries: Sequence[Summary]) -> None:
         )
     if any(one.bound_s for one in summaries):
         handles.append(bound_handle())
-    place_legend(figure, handles, _legend_rows(len(stores(summaries))))
+    place_legend(figure, handles, _legend_rows(stores(summaries), figure.get_figwidth()))
 
 
 def bound_handle() -> Line2D:
@@ -137,9 +138,11 @@ def place_legend(figure: Figure, handles: Sequence[Line2D], rows: int) -> None:
                   ncols=-(-len(handles) // rows), fontsize=9, borderaxespad=0.0, columnspacing=1.4)
 
 
-def _legend_rows(count: int) -> int:
-    """Of so many stores."""
-    return -(-count // _LEGEND_COLUMNS)
+def _legend_rows(names: Collection[str], width: float) -> int:
+    """Of these stores, in a figure of so many inches."""
+    longest = max((len(label(name)) for name in names), default=1)
+    columns = min(_LEGEND_COLUMNS, max(1, int(width / (_HANDLE_INCHES + _LETTER_INCHES * longest))))
+    return -(-len(names) // columns)
 
 
 def dashes(store: str) -> str:

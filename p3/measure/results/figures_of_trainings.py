@@ -14,6 +14,7 @@ from p3.measure.results.records import Results
 from p3.measure.results.summaries import Spread, comparable, summarise
 from p3.measure.results.views import Figure
 
+_SHOWN = 60  # points of a line with a band, about, if there are more
 _ERRORS_SHOWN = 6  # as many times the greatest error of the last epoch; what lies further below is training's begin
 
 
@@ -61,8 +62,8 @@ def _draw_curves(axes, drawn: Sequence[losses_over_time.Curve]) -> None:
 
 
 def losses(view: Figure, results: Results) -> matplotlibs.Figure:
-    """Two rows for each training, its losses and its accuracies, if they are known. A line is the median over the seeds,
-    its band from the least to the greatest."""
+    """Two rows for each training, its losses and its accuracies, if they are known. A line is the median over the
+    seeds, its band from the least to the greatest."""
     bands = of_seeds.bands(results.runs)
     footer = "Of batches, mean of %d steps: %s. Dashed: DDP's hooks." % (
         losses_over_time.SMOOTHED_STEPS, _meaning(bands))  # fmt: skip
@@ -99,8 +100,8 @@ def _of_bands(
     rows: Dict[str, Callable[[Any], Sequence[Spread]]], counted: str,
     finish: Callable[[Any, Sequence[Any]], None] = lambda axes, here: None,
 ) -> matplotlibs.Figure:  # fmt: skip
-    """Rows for each training: what each tells of a band, for all that is `counted`, over that and over seconds. `finish`:
-    of the axes, and the bands that are in them."""
+    """Rows for each training: what each tells of a band, for all that is `counted`, over that and over seconds.
+    `finish`: of the axes, and the bands that are in them."""
     summaries = summarise(results.runs)
     panels = [(*row, members) for _, members in drawing.panels(summaries, lambda one: {}) for row in rows.items()]
     figure, grid = drawing.figure(results, title, len(panels), 2, footer=footer)
@@ -128,6 +129,8 @@ def _of_bands(
 
 def _draw_band(axes, places, store: str, spreads: Sequence[Spread], number: int) -> None:
     colour, _ = drawing.style(store)
-    median, low, high = zip(*spreads)
+    every = len(spreads) // _SHOWN + 1
+    shown = slice((len(spreads) - 1) % every, None, every)  # the last one, too
+    places, (median, low, high) = places[shown], zip(*spreads[shown])
     axes.fill_between(places, low, high, color=colour, alpha=0.18, linewidth=0, zorder=2)
     axes.plot(places, median, color=colour, linewidth=1.5, zorder=3 + number / 10, linestyle=drawing.dashes(store))
