@@ -139,8 +139,9 @@ def test_all_workers_have_what_numpy_publishes_and_the_servers_what_plain_traini
 
 
 NUMBERS = {
-    "momentum": 0.9, "beta1": 0.9, "beta2": 0.99, "gamma1": 0.9, "gamma2": 0.9, "rho": 0.9, "epsilon": 1e-3, "beta": 1.0,
-    "lamda": 0.04, "lamda1": 0.1, "wd_lh": 0.1, "clip_gradient": -1.0, "clip_weights": -1.0, "multi_precision": False,
+    "momentum": 0.9, "beta1": 0.9, "beta2": 0.99, "gamma1": 0.9, "gamma2": 0.9, "rho": 0.9, "epsilon": 1e-3,
+    "beta": 1.0, "lamda": 0.04, "lamda1": 0.1, "wd_lh": 0.1, "clip_gradient": -1.0, "clip_weights": -1.0,
+    "multi_precision": False,
 }  # fmt: skip
 # Those whose pushes tell more than a learning rate are in tests/mxnet and tests/torch.
 RULES = "nag adagrad rmsprop rmsprop_centered signum ftrl adadelta adamax dcasgd lion".split()
