@@ -250,6 +250,11 @@ class Member:
         self._core, self._outlives = None, False
 
     @property
+    def _patience_s(self) -> float:
+        """With a scheduler that has died; of one that only has to say why it fails less."""
+        return self._settings.rendezvous_timeout_s if self._last_words is None else self._settings.timeout_s
+
+    @property
     def is_away(self) -> bool:
         """It has lost a scheduler, and has not found the next one yet. From any thread."""
         return self._coming_back is not None and not self._coming_back.done()
@@ -264,7 +269,7 @@ class Member:
 
     async def _until_back(self, loss: str) -> None:
         log.info("%s: the scheduler has ended; this node goes on, and waits for another one", self._label)
-        deadline = time.monotonic() + self._settings.rendezvous_timeout_s
+        deadline = time.monotonic() + self._patience_s
         while True:
             try:
                 return await self._try_to_come_back(deadline)
@@ -320,7 +325,7 @@ class Member:
         """Sends what is queued, and closes when the scheduler has read it. No receive() may be under way."""
         self.close_door()
         with contextlib.suppress(RendezvousError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._until_all_is_noted(), self._settings.rendezvous_timeout_s)
+            await asyncio.wait_for(self._until_all_is_noted(), self._patience_s)
         await self._stream.close(_FAREWELL_S)
         if self._tunnel is not None:
             self._tunnel.close()

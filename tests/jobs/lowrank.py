@@ -264,8 +264,8 @@ def dies(session):
         session.barrier()
         os._exit(3)
     operation = keys.begin("wide", gradient(0, "wide", 0))
-    session.barrier()
     try:
+        session.barrier()  # whose end may come behind the other's
         session.wait([operation])
     except Exception as error:
         print("worker 0 was told: %s %s" % (type(error).__name__, error), flush=True)
