@@ -516,7 +516,7 @@ def test_restarts_are_counted(processes):
 
 
 def test_gluons_trainer_goes_on_with_the_weights_of_the_others(processes):
-    job = Job(processes, python("replaced_trainer.py", 100), 2)
+    job = Job(processes, python("replaced_trainer.py", 400), 2)
     job.lose(0, 20)  # whose values the others had at first
     finished = job.end()
     assert finished.code == 0, finished
