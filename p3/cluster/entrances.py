@@ -135,9 +135,11 @@ class Entrances:
         """What may be decided by now, behind anything that may have changed it."""
         if self.replays or self._end.done():
             return
-        self._let_ready_enter()
         if self._agreement.mark is None:
-            return
+            return self._expel_ready()
+        while self._entrants.next_in is not None:
+            entry = self._roster.by_node[self._entrants.next_in]
+            self._decide(entry.node, {"kind": "entered", "join": entry.join})
         if self._agreement.mark.problem:
             for candidate in self._entrants.waiting:
                 candidate.refuse("nobody can join this job: %s" % self._agreement.mark.problem)
@@ -176,14 +178,12 @@ class Entrances:
             self._entrants.note_ready(entry.node)
             self.consider()
 
-    def _let_ready_enter(self) -> None:
-        for node in self._entrants.on_the_way if self._agreement.mark is None else ():
+    def _expel_ready(self) -> None:
+        """Nobody is left where they would have entered."""
+        for node in self._entrants.on_the_way:
             if self._entrants.is_ready(node):
                 entry = self._roster.by_node[node]
                 self.expel(entry, "%s: %s has not joined the job: %s." % (self._label, entry, _NOBODY_LEFT))
-        while self._agreement.mark is not None and self._entrants.next_in is not None:
-            entry = self._roster.by_node[self._entrants.next_in]
-            self._decide(entry.node, {"kind": "entered", "join": entry.join})
 
     def apply(self, node: Node, decision: dict) -> None:
         """One of DECISIONS, which is in the journal."""

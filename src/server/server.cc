@@ -319,10 +319,8 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
       state.is_lost = false;
       ++state.incarnation;
       registry_.each_shard([&](Shard& shard) { shard.turns.replace(worker); });
-      in_each_thread([this, worker](int thread) {
-        registry_.each_shard([&](Shard& shard) {
-          if (shard.thread == thread && !shard.turns.catches_up(worker)) shard.expect(worker);
-        });
+      each_shard_where_summed([=](Shard& shard) {
+        if (!shard.turns.catches_up(worker)) shard.expect(worker);
       });
       transport_.replace_van(state.van, std::move(stream));
     });
@@ -497,13 +495,19 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     vans_[index_of(state.van)].forget_frame();
     state.is_lost = has_lost_ = true;
     registry_.each_shard([&](Shard& shard) { shard.turns.forget_fill(worker); });
-    in_each_thread([this, worker](int thread) { lose_shards(worker, thread); });
+    each_shard_where_summed([=, incarnation = state.incarnation](Shard& shard) {
+      shard.lose(worker, incarnation, shard.turns.pushed(worker));
+    });
   }
 
-  // Receiver thread, which waits. Calls visit(thread) where the shards of each summing thread are worked on.
-  void in_each_thread(const std::function<void(int)>& visit) {
+  // Receiver thread, which waits. Calls visit(shard) for each, in the thread that sums it.
+  void each_shard_where_summed(const std::function<void(Shard&)>& visit) {
     for (size_t thread = 0; thread < queues_.size(); ++thread) {
-      const auto call = [&] { visit(static_cast<int>(thread)); };
+      const auto call = [&] {
+        registry_.each_shard([&](Shard& shard) {
+          if (shard.thread == static_cast<int>(thread)) visit(shard);
+        });
+      };
       sums_in_receiver_ ? call() : queues_[thread].call(call);
     }
   }
@@ -514,14 +518,6 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     if (!std::all_of(workers_.begin(), workers_.end(), is_over)) return;
     finished_ = true;
     transport_.signal();
-  }
-
-  // Those of one summing thread, in that thread.
-  void lose_shards(int worker, int thread) {
-    const uint32_t incarnation = workers_[index_of(worker)].incarnation;
-    registry_.each_shard([&](Shard& shard) {
-      if (shard.thread == thread) shard.lose(worker, incarnation, shard.turns.pushed(worker));
-    });
   }
 
   // Receiver thread. What only the lost process could have told must be known already.

@@ -321,25 +321,26 @@ def test_one_enters_at_the_end_of_the_barrier_and_all_wait_for_it_at_the_next():
     assert all(scheduler.told[node][-1] == done for node in nodes)
 
 
-def test_two_enter_in_the_order_of_their_admission_whoever_is_ready_first():
+def with_the_second_ready():
+    """A scheduler that has admitted two in the place of ranks 0 and 1, and the nodes."""
     scheduler, nodes = at_a_mark(departed=(0, 1))
     scheduler.entrants.waiting += [Candidate(None), Candidate(None)]
     mark(scheduler, nodes[2:])
     for rank in (0, 1):
         admit(scheduler, rank)
     scheduler.be_ready(nodes[1])
+    return scheduler, nodes
+
+
+def test_two_enter_in_the_order_of_their_admission_whoever_is_ready_first():
+    scheduler, nodes = with_the_second_ready()
     assert scheduler.agreement.workers == [nodes[2]]
     scheduler.be_ready(nodes[0])
     assert [node.rank for node in scheduler.agreement.workers] == [2, 0, 1] == scheduler.seniority(SERVERS[0])
 
 
 def test_one_that_is_ready_waits_for_none_that_is_gone():
-    scheduler, nodes = at_a_mark(departed=(0, 1))
-    scheduler.entrants.waiting += [Candidate(None), Candidate(None)]
-    mark(scheduler, nodes[2:])
-    for rank in (0, 1):
-        admit(scheduler, rank)
-    scheduler.be_ready(nodes[1])
+    scheduler, nodes = with_the_second_ready()
     scheduler.depart(nodes[0])
     assert [node.rank for node in scheduler.agreement.workers] == [2, 1] == scheduler.seniority(SERVERS[0])
 

@@ -2,6 +2,7 @@
 programs, over real sockets: each node hears all that counts, once, in order."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -162,6 +163,26 @@ def run_schedulers(job, listener, descriptor, deaths):
     return code
 
 
+@contextlib.contextmanager
+def mortal_schedulers(deaths, **settings):
+    """The settings of a job whose schedulers die so, and of which the last one does not fail."""
+    listener, descriptor = listen("127.0.0.1"), Journal.make()
+    job = Settings(
+        root_host="127.0.0.1", root_port=listener.getsockname()[1], num_workers=2, secret="0123456789abcdef",
+        rendezvous_timeout_s=60, node_host="127.0.0.1", **settings,
+    )  # fmt: skip
+    child = in_child(lambda: run_schedulers(job, listener, descriptor, deaths))
+    try:
+        yield job
+        assert os.WEXITSTATUS(os.waitpid(child, 0)[1]) == 0  # it has not failed
+    except BaseException:
+        os.killpg(child, signal.SIGKILL)
+        raise
+    finally:
+        listener.close()
+        os.close(descriptor)
+
+
 class Core:
     """In the place of a node's core: heartbeats, to whichever scheduler is there."""
 
@@ -263,21 +284,8 @@ DEATHS = st.lists(
 def test_whenever_schedulers_die_each_node_hears_all_that_counts_once(program, with_option, deaths):
     keys = iter("key %d" % number for number in range(20))
     program = [next(keys) if step == "key" else step for step in program] + ["store"] * with_option
-    listener, descriptor = listen("127.0.0.1"), Journal.make()
-    job = Settings(
-        root_host="127.0.0.1", root_port=listener.getsockname()[1], num_workers=2, num_servers=2,
-        secret="0123456789abcdef", rendezvous_timeout_s=60, timeout_s=20, node_host="127.0.0.1",
-    )  # fmt: skip
-    child = in_child(lambda: run_schedulers(job, listener, descriptor, deaths))
-    try:
+    with mortal_schedulers(deaths, num_servers=2, timeout_s=20) as job:
         players = asyncio.run(play(job, program))
-        assert os.WEXITSTATUS(os.waitpid(child, 0)[1]) == 0  # it has not failed
-    except BaseException:
-        os.killpg(child, signal.SIGKILL)
-        raise
-    finally:
-        listener.close()
-        os.close(descriptor)
     names = [step for step in program if step.startswith("key")]
     barriers, counts = program.count("barrier"), program.count("count")
     for player in players:
@@ -307,13 +315,7 @@ class Frozen(Player):
 
 
 def test_who_comes_back_and_freezes_before_it_is_watched_is_missed():
-    listener, descriptor = listen("127.0.0.1"), Journal.make()
-    job = Settings(
-        root_host="127.0.0.1", root_port=listener.getsockname()[1], num_workers=2, num_servers=1, timeout_s=2,
-        secret="0123456789abcdef", rendezvous_timeout_s=60, node_host="127.0.0.1", on_worker_loss="continue",
-    )  # fmt: skip
-
-    async def played():
+    async def played(job):
         others = [Player(job, "worker", 0), Player(job, "server", 0)]
         frozen = asyncio.ensure_future(Frozen(job, "worker", 1).play(["barrier", "barrier"]))
         await asyncio.gather(*(player.play(["barrier", "barrier"]) for player in others))
@@ -321,14 +323,6 @@ def test_who_comes_back_and_freezes_before_it_is_watched_is_missed():
         await asyncio.gather(frozen, return_exceptions=True)
         return others
 
-    child = in_child(lambda: run_schedulers(job, listener, descriptor, [(1, "unwritten")]))
-    try:
-        for player in asyncio.run(played()):
+    with mortal_schedulers([(1, "unwritten")], num_servers=1, timeout_s=2, on_worker_loss="continue") as job:
+        for player in asyncio.run(played(job)):
             assert [one["rank"] for one in player.heard if one["kind"] == "departed"] == [1]
-        assert os.WEXITSTATUS(os.waitpid(child, 0)[1]) == 0
-    except BaseException:
-        os.killpg(child, signal.SIGKILL)
-        raise
-    finally:
-        listener.close()
-        os.close(descriptor)

@@ -20,13 +20,16 @@ P3 = [sys.executable, "-m", "p3"]
 MANY = 1_000_000
 
 
+def p3(folder, processes, *arguments, **env):
+    processes.append(Process([*P3, *arguments], clean_environment(**env), folder))
+    return processes[-1]
+
+
 def start(folder, processes, workers, deaths, gates, *options, steps=20, **env):
     told = ",".join("%d:%d.0" % death for death in deaths)
-    argv = [*P3, "run", "-n", str(workers), "-s", "2", "--on-worker-loss", "continue", *options]
-    argv += command(folder, steps)
+    options = ["-n", str(workers), "-s", "2", "--on-worker-loss", "continue", *options]
     env = {"P3S_DEATHS": told, "P3S_GATES": ",".join(map(str, gates)), **env}
-    processes.append(Process(argv, clean_environment(**env), folder))
-    return processes[-1]
+    return p3(folder, processes, "run", *options, *command(folder, steps), **env)
 
 
 def command(folder, steps=20):
@@ -34,9 +37,8 @@ def command(folder, steps=20):
 
 
 def join(folder, processes, run, *options, steps=20, **env):
-    argv = [*P3, "join", "--pid", str(run.popen.pid), *options, *command(folder, steps)]
-    processes.append(Process(argv, clean_environment(**env), folder))
-    return processes[-1]
+    options = ["--pid", str(run.popen.pid), *options]
+    return p3(folder, processes, "join", *options, *command(folder, steps), **env)
 
 
 def require_right(folder, said, members_at, workers, steps=20):
@@ -219,15 +221,10 @@ with p3.Session.open() as session:
         pass
     print("worker %d of %s has %g" % (session.rank, list(left), round_of("new", 5)), flush=True)
 """)
-    argv = [*P3, "run", "-n", "3", "-s", "2", "--on-worker-loss", "continue", sys.executable, str(script)]
-    processes.append(Process(argv, clean_environment(), tmp_path))
-    run = processes[-1]
+    script = [sys.executable, str(script)]
+    run = p3(tmp_path, processes, "run", "-n", "3", "-s", "2", "--on-worker-loss", "continue", *script)
     run.read_until("The others go on without it", times=2)
-    joining = []
-    for _ in range(2):
-        argv = [*P3, "join", "--pid", str(run.popen.pid), sys.executable, str(script)]
-        processes.append(Process(argv, clean_environment(), tmp_path))
-        joining.append(processes[-1])
+    joining = [p3(tmp_path, processes, "join", "--pid", str(run.popen.pid), *script) for _ in range(2)]
     run.read_until("waits to join the job", times=2)
     (tmp_path / "go").touch()
     came = [one.wait(60) for one in joining]
@@ -303,10 +300,9 @@ def test_one_that_is_never_let_in_says_so_and_so_does_the_end_of_the_job(tmp_pat
 
 
 def test_a_job_that_ends_with_a_lost_worker_lets_nobody_join(tmp_path, processes):
-    argv = [*P3, "run", "-n", "1", *command(tmp_path, MANY)]
-    processes.append(Process(argv, clean_environment(), tmp_path))
-    processes[-1].read_until("worker 0 step 2:")
-    came = join(tmp_path, processes, processes[-1]).wait(30)
+    run = p3(tmp_path, processes, "run", "-n", "1", *command(tmp_path, MANY))
+    run.read_until("worker 0 step 2:")
+    came = join(tmp_path, processes, run).wait(30)
     assert came.code == 1 and "does not go on without lost workers" in came.err, came
 
 
@@ -340,15 +336,13 @@ for step in range(first, 12):
     weights.end_step(0.5)
 print("worker %d has %s of %s" % (session.rank, weights["w"].tolist(), list(members)))
 """)
-    argv = [*P3, "run", "-n", "2", "--on-worker-loss", "continue", sys.executable, str(script)]
-    processes.append(Process(argv, clean_environment(), tmp_path))
-    run = processes[-1]
+    script = [sys.executable, str(script)]
+    run = p3(tmp_path, processes, "run", "-n", "2", "--on-worker-loss", "continue", *script)
     said = run.read_until("The others go on without it", "waits for go")
-    argv = [*P3, "join", "--pid", str(run.popen.pid), sys.executable, str(script)]
-    processes.append(Process(argv, clean_environment(), tmp_path))
+    joining = p3(tmp_path, processes, "join", "--pid", str(run.popen.pid), *script)
     said += run.read_until("waits to join the job")
     (tmp_path / "go").touch()
-    ended, came = run.wait(60), processes[-1].wait(60)
+    ended, came = run.wait(60), joining.wait(60)
     assert ended.code == 0 and came.code == 0, (ended, came)
     weight, velocity = 1.0, 0.0
     for step in range(12):
@@ -384,7 +378,6 @@ def test_snapshots_have_a_part_of_who_has_joined(tmp_path, processes):
     ],
 )
 def test_what_is_wrong_with_a_call_of_p3_join_it_says(tmp_path, processes, options, why):
-    env = clean_environment(P3_SECRET="0123456789abcdef", P3_RENDEZVOUS_TIMEOUT_S="1")
-    processes.append(Process([*P3, "join", *options], env, tmp_path))
-    ended = processes[-1].wait(20)
+    env = {"P3_SECRET": "0123456789abcdef", "P3_RENDEZVOUS_TIMEOUT_S": "1"}
+    ended = p3(tmp_path, processes, "join", *options, **env).wait(20)
     assert ended.code == 1 and why in ended.err, ended

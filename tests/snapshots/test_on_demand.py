@@ -126,15 +126,6 @@ def run(tmp_path, processes):
     return start
 
 
-def wait_for(process, text, times=1):
-    said = ""
-    while said.count(text) < times:
-        line = process.read_line()
-        assert line, process.wait(10)
-        said += line + "\n"
-    return said
-
-
 def digests(finished):
     return set(re.findall(r"from (\d+) to (\d+): (\w+)", finished.out))
 
@@ -144,9 +135,9 @@ def test_sigusr1_takes_a_snapshot_and_sigterm_another_one_from_which_the_job_goe
     if front_end != "numpy":
         pytest.importorskip(front_end)
     process = run(front_end, 0, "--restarts", "3")
-    wait_for(process, "trains with", 2)
+    process.read_until("trains with", times=2)
     process.signal(signal.SIGUSR1)
-    wait_for(process, "taken by step", 2)
+    process.read_until("taken by step", times=2)
     (first,) = files.rounds(str(tmp_path / "snapshots"))
     process.signal(signal.SIGTERM)
     finished = process.wait()
@@ -217,7 +208,7 @@ def test_the_same_signal_twice_does_not_cut_the_snapshot_short(start_job, tmp_pa
         """,
         1, 1, {"P3_SNAPSHOT_DIR": str(tmp_path / "snapshots"), "P3_SNAPSHOT_EVERY": "1000000", "P3_LOG": "info"},
     )  # fmt: skip
-    wait_for(process, "running")
+    process.read_until("running")
     for heard in (b"the job ends when it has taken a snapshot", b"SIGTERM again"):
         process.signal(signal.SIGTERM)
         while heard not in (line := process.popen.stderr.readline()):
@@ -239,7 +230,7 @@ def test_a_job_that_was_asked_to_end_is_not_restarted_when_a_worker_dies_meanwhi
         """,
         1, 1, {"P3_SNAPSHOT_DIR": str(tmp_path / "snapshots")}, options=("--grace", "30", "--restarts", "1"),
     )  # fmt: skip
-    worker = int(wait_for(process, "running as").split()[-1])
+    worker = int(process.read_until("running as").split()[-1])
     process.signal(signal.SIGTERM)
     while b"the job ends when it has taken a snapshot" not in (line := process.popen.stderr.readline()):
         assert line, process.wait(10)
@@ -252,9 +243,9 @@ def test_without_a_launcher_the_process_itself_hears_signals(tmp_path, processes
     env = clean_environment(P3_SNAPSHOT_DIR="snapshots", P3_SNAPSHOT_EVERY="1000000", PYTHONPATH=PYTHONPATH)
     processes.append(Process([sys.executable, str(jobs.SCRIPTS / "on_demand.py"), "numpy", "0"], env, tmp_path))
     process = processes[-1]
-    wait_for(process, "trains with")
+    process.read_until("trains with")
     process.signal(signal.SIGUSR1)
-    wait_for(process, "taken by step")
+    process.read_until("taken by step")
     process.signal(signal.SIGTERM)
     finished = process.wait(20)
     assert finished.code == 143 and "the job ends, as SIGTERM asked; its snapshot of round" in finished.err, finished

@@ -141,7 +141,7 @@ class OnServers(Overlapping):
         self._exact = [parameter for parameter, _ in parts]
 
     def _renew(self, parameters: Iterable[Parameter], for_step: bool) -> None:
-        if for_step:
+        if for_step and self._exact:
             self._show_published()
         Rounds._renew(self, parameters, for_step)
 

@@ -151,7 +151,7 @@ void Turns::admit(int worker, uint64_t published) {
   forget_fill(worker);
   next_round_[index_of(worker)] = has_begun() ? published + 1 : 0;
   inits_[index_of(worker)] =
-      has_begun() ? inits_[index_of(key_.first())] : 0;  // of the value that is there it asks here
+      has_begun() ? inits_[index_of(key_.first())] : 0;  // it will ask for the value that is there
   catches_up_[index_of(worker)] = false;
 }
 

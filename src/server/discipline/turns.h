@@ -72,7 +72,6 @@ class Turns {
   std::optional<std::string> problem_of_admitting(uint64_t published) const;
   // It is one again, behind the round that was published last; or, before the first value, from the beginning on.
   void admit(int worker, uint64_t published);
-  bool has_begun() const { return next_round_[index_of(key_.first())] > 0; }
   // Another process has this rank: its first frame asks for the value of the last round of its predecessor.
   void replace(int worker);
   bool catches_up(int worker) const { return catches_up_[index_of(worker)]; }
@@ -84,6 +83,7 @@ class Turns {
 
   static size_t index_of(int worker) { return static_cast<size_t>(worker); }
   void note_late_clocks(Clock::time_point now, LateWorkers& late) const;
+  bool has_begun() const { return next_round_[index_of(key_.first())] > 0; }
   uint64_t last_begun() const { return *std::max_element(next_round_.begin(), next_round_.end()); }
 
   const ServerKey& key_;

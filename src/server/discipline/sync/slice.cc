@@ -74,7 +74,7 @@ void ServerSlice::resume(Reply& reply) {
   ++published;
   const Encoding encoding = has_new_value_ ? value_encoding_ : Encoding::kAbsent;
   Frame frame = step_ ? step_frame() : change_ ? change_frame() : value_frame(encoding);
-  if (sums_nothing_ && encoding == Encoding::kAbsent) frame.header.part = 1;
+  if (is_sum_of_cut_round_ && encoding == Encoding::kAbsent) frame.header.part = 1;
   reply.published = frame.header;
   for (int worker : workers) {
     frame.header.of_machine = key.is_shared(worker);
@@ -108,8 +108,7 @@ void ServerSlice::update() {
   PooledBuffer total = total_.take();  // goes back by itself, also if numbers of the round are refused
   void* const sum = total.data();
   has_new_value_ = sum != nullptr || (round_.is_filled && its != nullptr);
-  sums_nothing_ =
-      sum == nullptr && its == nullptr && !key.plan.is_gathered() && (round_.is_filled || round_.departed > 0);
+  is_sum_of_cut_round_ = its == nullptr && !key.plan.is_gathered() && (round_.is_filled || round_.departed > 0);
   if (sum != nullptr && key.plan.takes_steps()) {
     take_step(static_cast<const float*>(sum));
   } else if (sum != nullptr && its == nullptr) {

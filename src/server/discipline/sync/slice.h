@@ -28,8 +28,8 @@ class ServerSlice : public DenseShard, public Lender {
   // The value becomes that of the round.
   virtual void update();
 
-  bool has_new_value_ = true;  // of the last round: not all have skipped it
-  bool sums_nothing_ = false;  // of it: else a lost worker may have had a gradient, and this is the sum of none
+  bool has_new_value_ = true;         // of the last round: not all have skipped it
+  bool is_sum_of_cut_round_ = false;  // of it: a lost worker may have had a gradient for other slices alone
 
  private:
   bool has_all_back() override { return outstanding_ == key.pushes_of_round() && round_.pushed == 0; }
