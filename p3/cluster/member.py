@@ -19,7 +19,7 @@ from p3.cluster.connections.channel import Stream
 from p3.cluster.connections.vans import DoorStep, Van
 from p3.cluster.journal import Outbox
 from p3.cluster.messages import PROTOCOL_VERSION, counts
-from p3.cluster.node import Node, address_beside, connect, endpoint, machine_id
+from p3.cluster.node import REFUSED, Node, address_beside, connect, endpoint, machine_id
 from p3.errors import AuthenticationError, ProtocolError, RendezvousError
 from p3.placement import Placement
 from p3.settings import Settings
@@ -277,7 +277,9 @@ class Member:
                 self._give_up()
                 raise RendezvousError(str(refusal)) from None
             except (RendezvousError, AuthenticationError, ProtocolError, OSError) as error:
-                if time.monotonic() >= deadline:
+                # While the job runs somebody listens there, if only for the next scheduler.
+                is_over = self._has_said_bye and isinstance(error, _Gone)
+                if is_over or time.monotonic() >= deadline:
                     self._give_up()
                     raise RendezvousError("%s No other one took its place: %s" % (loss, error)) from None
             await asyncio.sleep(_RETRY_S)
@@ -287,7 +289,8 @@ class Member:
         if self._tunnel is not None:
             self._tunnel.close()
         left_s = max(_RETRY_S, deadline - time.monotonic())
-        sock, proved = await _connect_to_scheduler(self._settings, self._secret, auth.CONTROL, left_s)
+        connect_s = 0.0 if self._has_said_bye else left_s
+        sock, proved = await _connect_to_scheduler(self._settings, self._secret, auth.CONTROL, connect_s)
         try:
             join = dict(self._join, back={"rank": self.node.rank, "heard": self._heard})
             stream = await self._say_join(sock, proved, join)
@@ -379,7 +382,8 @@ def _join_message(settings: Settings, host: str, door: Optional[DoorStep]) -> di
 async def _connect_to_scheduler(
     settings: Settings, secret: bytes, purpose: int, timeout_s: float
 ) -> Tuple[socket.socket, auth.Connector]:
-    """Tries until `timeout_s` is over, because nodes start in any order; then proves both ends."""
+    """Tries until `timeout_s` is over, because nodes start in any order; then proves both ends. _Gone if nobody even
+    listens there."""
     label = "%s%s" % (settings.role, "" if settings.rank is None else " %d" % settings.rank)
     where = endpoint(settings.root_host, settings.root_port)
     deadline = time.monotonic() + timeout_s
@@ -392,7 +396,7 @@ async def _connect_to_scheduler(
             settings.root_host, settings.root_port, "DMLC_PS_ROOT_URI", deadline, unresolved
         )
         if sock is None:
-            raise RendezvousError(
+            raise (_Gone if reason == REFUSED else RendezvousError)(
                 "%s: no scheduler at %s for %g s (%s). Is it started, and are DMLC_PS_ROOT_URI and "
                 "DMLC_PS_ROOT_PORT its address?" % (label, where, timeout_s, reason)
             )

@@ -18,6 +18,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 from p3.errors import ConfigError, RendezvousError
 from p3.settings import Settings
 
+REFUSED = os.strerror(errno.ECONNREFUSED).lower()  # a reason of connect()
 _RESOLVE_TIMEOUT_S = 8.0
 _CONNECT_TIMEOUT_S = 3.0
 _RETRY_S = 0.2
@@ -181,7 +182,7 @@ async def connect_once(
             # A port of this host can connect to itself while nobody listens on it.
             if sock.getsockname() != sock.getpeername():
                 return sock, ""
-            reason = "connection refused"
+            reason = REFUSED
         except asyncio.TimeoutError:
             reason = "no answer within %g s" % timeout_s
         except OSError as error:

@@ -110,6 +110,8 @@ class Scheduler:
         deadline.cancel()
         await channel.cancel(feeding)
         await channel.stop_accepting(accepting, self._listener)
+        with contextlib.suppress(OSError):  # for whoever started us as well: a node that comes back now is refused
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         # The nodes close their ends when they have read the last message; whoever does not is left behind.
         await self._gate.close(_FAREWELL_S)

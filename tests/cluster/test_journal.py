@@ -306,6 +306,14 @@ def test_whenever_schedulers_die_each_node_hears_all_that_counts_once(program, w
         assert [message["kind"] for message in heard].count(option) == with_option
 
 
+def test_who_has_said_bye_does_not_wait_for_a_scheduler_that_only_had_to_read_it():
+    """The first one dies with the last bye: all is in its journal, so the next one has nothing to wait for, and ends
+    while those come back whose bye it has read."""
+    for _ in range(3):
+        with mortal_schedulers([(4, "untold")], num_servers=2, timeout_s=20) as job:
+            asyncio.run(play(job, []))
+
+
 class Frozen(Player):
     """Has come back to the next scheduler, and does nothing more."""
 
