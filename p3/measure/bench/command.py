@@ -124,6 +124,11 @@ def _options(experiment: experiments.Experiment, defaults: Dict) -> Dict[str, Di
                          list_of(number(0.01, 100)), "S[,...]", default=experiments.SHARES),
         "factors": option("by what the links' rate is multiplied while a job runs (default %(default)s)",
                           list_of(number(0.01, 100)), "F[,...]", default=experiments.FACTORS),
+        "links": option("kinds of links: equal; slow, the last host's with half the rate; unlike, from 1.25 times the "
+                        "rate to half of it (default %(default)s)", names_among(tuple(experiments.LINKS)),
+                        default=",".join(experiments.LINKS)),
+        "strategies": option("for each model and kind of links (default %(default)s)", number(2, 1000, int), "N",
+                             default=40),
         "jitter": option("spread of the computation's length: sigma of a log-normal factor (default %(default)g)",
                          number(0, 2), "SIGMA"),
         "pause": option("mean pause of each worker in each step: steps of varying length (default none)",

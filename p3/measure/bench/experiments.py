@@ -7,9 +7,10 @@ compute, what is measured besides times, and how tables and figures show it.
 
 from __future__ import annotations
 
+import dataclasses
 from argparse import ArgumentTypeError, Namespace
 from functools import partial
-from typing import Callable, Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from p3.errors import ConfigError
 from p3.measure.arguments import number
@@ -26,11 +27,16 @@ from p3.measure.results import records, tables, views
 from p3.measure.results.tables import Table, times
 from p3.measure.trainings import mxnet_convnet, resnets
 from p3.plan import key_plan
+from p3.plan.strategy import Strategy
+
+if TYPE_CHECKING:
+    from p3.measure.simulate.setting import Setting
 
 RATIOS = "0.6,1.0,1.4"
 SLICES = "5000,10000,20000,50000,100000,200000,500000,1000000"
 SHARES = "0.25,0.5,1"
 FACTORS = "2,0.5"
+LINKS = {"equal": (1, 1), "slow": (1, 0.5), "unlike": (1.25, 1, 0.75, 0.5)}  # times the rate: see _of_links()
 REGIMES = {"slow": (200.0, 4.0), "fast": (800.0, 1.0)}  # Mbit/s, seconds of computation
 TRAINED = "convnet"  # the model of trainings/mxnet_convnet.py
 GOALS = {"gpt": 2.5, "convnet": 0.4}  # of trainings/lessons.py: the losses that they shall reach
@@ -195,16 +201,11 @@ def plan(options: Namespace) -> List[Configuration]:
     _need_rate(options)
     from p3.measure.planning import BUDGET_S
     from p3.measure.planning.search import Search
-    from p3.measure.simulate.setting import Setting, links
 
-    rate, made = options.rate[0], []
-    rates = tuple(options.rates or [rate] * (options.hosts[0] - 1) + [rate / 2])
+    made, rates = [], tuple(options.rates or _of_links(options, LINKS["slow"]))
     for model in options.models:
         one = _configuration(options, model, label="", rates_mbit=rates)
-        search = Search(Setting(
-            models.load(model, one.size), one.compute_s, links(one.hosts, *rates, delay_ms=one.delay_ms or 0.05),
-            slice_elements=one.slice_elements, clip="none" if one.clip is None else "norm", release=one.release,
-        ))  # fmt: skip
+        search = Search(_simulated(one))
         tried = {"none": search.without(), "proportional": search.proportional(), "found": search.best(BUDGET_S)}
         made += [
             one._replace(
@@ -214,6 +215,46 @@ def plan(options: Namespace) -> List[Configuration]:
             for name, its in tried.items()
         ]  # fmt: skip
     return made
+
+
+def verdict(options: Namespace) -> List[Configuration]:
+    """As many strategies for each model and kind of links."""
+    _need_rate(options)
+    from p3.measure.planning import BUDGET_S
+    from p3.measure.planning.candidates import by_number, candidates
+    from p3.measure.planning.search import Search
+    from p3.measure.simulate.predict import predict
+
+    made = []
+    for model in options.models:
+        for kind in options.links:
+            one = _configuration(options, model, label="", rates_mbit=_of_links(options, LINKS[kind]))
+            setting = _simulated(one)
+            of_it = candidates(setting, Search(setting).best(BUDGET_S), options.strategies)
+            for name, its in of_it.items():
+                predicted_s = predict(dataclasses.replace(setting, strategy=its)).mean_s
+                made.append(one._replace(
+                    label=f"{kind} links, strategy {name}", strategy=name, predicted_s=round(predicted_s, 6),
+                    strategy_text=by_number(its, setting.model).text() if its != Strategy() else "",
+                ))  # fmt: skip
+    return made
+
+
+def _of_links(options: Namespace, factors: Sequence[float]) -> Tuple[float, ...]:
+    """Of each host: those of `factors` in turn to the first hosts, the last one's to the last."""
+    hosts = options.hosts[0]
+    return tuple(options.rate[0] * factors[-1 if host == hosts - 1 else host % (len(factors) - 1)]
+                 for host in range(hosts))  # fmt: skip
+
+
+def _simulated(one: Configuration) -> Setting:
+    from p3.measure.simulate.setting import Setting, links
+
+    rates = one.rates_mbit or (one.rate_mbit,) * one.hosts
+    return Setting(
+        models.load(one.model, one.size), one.compute_s, links(one.hosts, *rates, delay_ms=one.delay_ms or 0.05),
+        slice_elements=one.slice_elements, clip="none" if one.clip is None else "norm", release=one.release,
+    )  # fmt: skip
 
 
 def dgc(options: Namespace) -> List[Configuration]:
@@ -434,6 +475,16 @@ EXPERIMENTS: Tuple[Experiment, ...] = (
         {"stores": OURS, "models": "vgg19", "hosts": "4", "rate": "40mbit", "compute": 4.0, "shrink": 0.2},
         options=_but(["hostfile"]), megabytes=16,
         tables=(tables.planned,),
+    ),
+    Experiment(
+        "verdict", "many strategies, each predicted and measured: how much longer an iteration is with what `p3 plan` "
+        "would take than with the best",
+        verdict,
+        {"stores": OURS, "models": "vgg19,sockeye", "hosts": "4", "rate": "200mbit", "shrink": 0.2, "iterations": 3,
+         "warmup": 1, "repeats": 1},
+        options=_but(["hostfile", "rates", "clip"], "links", "strategies"), megabytes=16,
+        stores=lambda: (OURS,),  # whose keys by_number() knows
+        tables=(tables.judged,),
     ),
     Experiment(
         "dgc", "deep gradient compression on a slow network, and encodings: seconds, and bytes on the cards beside the "

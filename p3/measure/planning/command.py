@@ -32,6 +32,8 @@ def add_parser(commands) -> None:
                         help="seconds for the search (default %(default)g)")
     parser.add_argument("--price", type=number(0, 1e9), metavar="P", help="of a host for an hour: what 1000 steps cost")
     parser.add_argument("--out", metavar="FILE", help="write the strategy to FILE")
+    parser.add_argument("--judge", metavar="FILE", action="append",
+                        help="search nothing: hold what `p3 bench verdict --out FILE` has measured against predictions")
     parser.set_defaults(handler=_plan)
 
 
@@ -39,6 +41,11 @@ def _plan(options: argparse.Namespace, _settings: Settings, _command: List[str])
     from p3.measure.planning import report
     from p3.measure.planning.search import Search
 
+    if options.judge:
+        from p3.measure.planning import judge
+
+        print(judge.text(options))
+        return 0
     try:
         asked = list(given.settings(options))
         if len(asked) > 1:

@@ -14,9 +14,10 @@ import operator
 import statistics
 from dataclasses import replace
 from functools import partial
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from p3.measure.jobs import stores
+from p3.measure.planning.verdict import RANKED_APART, Judged, Verdict, verdict
 from p3.measure.results import accuracies, curves, seeds
 from p3.measure.results.records import Configuration, Nic, Results, unique
 from p3.measure.results.summaries import (
@@ -278,6 +279,41 @@ def planned(results: Results) -> List[Table]:
         ])  # fmt: skip
     head = ["setting", "store", "strategy", "seconds", "predicted", "off by", "bound", "above bound"]
     return [Table(_name(results), [head, *rows], _notes(summarise(results.runs)))]
+
+
+def judged(results: Results, predicted: Optional[Mapping[Configuration, float]] = None) -> List[Table]:
+    """A row for each setting: how the planner's choices stand to the best of all strategies that were measured.
+    `predicted`: seconds, where they are not to be those that were written down when it was measured."""
+    predicted = predicted or {run.configuration: run.predicted_s for run in results.runs if run.predicted_s}
+    by_setting: Dict[Configuration, List[Judged]] = {}
+    for one in summarise(results.runs):
+        if one.strategy and one.median_s and one.configuration in predicted:
+            place = replace(one.configuration, strategy=None)
+            known = Judged(one.strategy, one.median_s, predicted[one.configuration])
+            by_setting.setdefault(place, []).append(known)
+    found = {place: verdict(of_it) for place, of_it in by_setting.items()}
+    rows = [[
+        setting(place, ("model", "rate", "compute", "delay")), "%d" % one.strategies,
+        *("%s (%s)" % (_seconds(its.measured_s), its.name) for its in (one.best, one.first)),
+        "%.1f%%" % (100 * one.regret), "%.1f%%" % (100 * one.regret_of_trials),
+        "%d of %d" % (one.ranked_right, one.pairs), "%.1f%%, %.1f%%" % (100 * one.mean_error, 100 * one.greatest_error),
+    ] for place, one in found.items()]  # fmt: skip
+    head = ["setting", "strategies", "best", "first choice", "regret", "of five", "ranked right", "off by"]
+    return [Table(_name(results), [head, *rows], [*_summed_up(list(found.values())), *_notes(summarise(results.runs))])]
+
+
+def _summed_up(verdicts: Sequence[Verdict]) -> List[str]:
+    if not verdicts:
+        return []
+    regrets = [one.regret for one in verdicts]
+    of_trials = max(one.regret_of_trials for one in verdicts)
+    pairs, right = sum(one.pairs for one in verdicts), sum(one.ranked_right for one in verdicts)
+    return [
+        "Regret: %.1f%% in the mean, %.1f%% at worst; with five trials %.1f%% at worst. Of %d pairs more than %.0f%% "
+        "apart %.3f are ranked right. Off by: the predictions, in the mean and at worst."
+        % (100 * statistics.fmean(regrets), 100 * max(regrets), 100 * of_trials, pairs, 100 * RANKED_APART,
+           right / max(pairs, 1))
+    ]  # fmt: skip
 
 
 def changed(results: Results) -> List[Table]:

@@ -9,17 +9,19 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
-from typing import Dict, Iterator, List, NamedTuple
+from typing import Dict, Iterator, List, NamedTuple, Optional
 
 from p3.errors import ConfigError
 from p3.measure.bench import experiments
 from p3.measure.jobs import stores
+from p3.measure.planning.candidates import by_name
 from p3.measure.replay import models
 from p3.measure.results import records, summaries
 from p3.measure.simulate import options as given
 from p3.measure.simulate import report
 from p3.measure.simulate.predict import predict
 from p3.measure.simulate.setting import Network, Setting, can_compress
+from p3.plan.strategy import parse
 
 
 _TOLD = ("model", "rate", "compute", "delay", "hosts", "slice", "release", "clip")
@@ -42,12 +44,22 @@ class Comparison(NamedTuple):
 def compare(found: records.Results, options: argparse.Namespace) -> List[Comparison]:
     """In the order of the runs. What failed, computed for real, or no simulation knows is left out."""
     asked = {one.experiment: one.options for one in found.settings}
+    texts = {run.configuration: run.strategy_text for run in found.runs}
+
+    def predicted_s(one: summaries.Summary) -> float:
+        setting = setting_of(one, asked[one.experiment], options)
+        return predict(_planned(setting, texts[one.configuration])).median_s
+
     return [
-        Comparison(one, predict(setting_of(one, asked[one.experiment], options)).median_s)
+        Comparison(one, predicted_s(one))
         for one in summaries.summarise(found.runs)
         if one.median_s and one.computation == "emulated" and one.rate_mbit and one.path is None
         and _is_known(stores.named(one.store))
     ]  # fmt: skip
+
+
+def _planned(setting: Setting, text: Optional[str]) -> Setting:
+    return dataclasses.replace(setting, strategy=by_name(parse(text), setting.model)) if text else setting
 
 
 def _is_known(store: stores.Store) -> bool:
