@@ -42,7 +42,7 @@ def lines(trace: Trace, rate: Optional[Rates], what_ifs: Sequence[WhatIf]) -> It
     rows = [["", "iteration, s", "ratio"]]
     for name, seconds in [
         ("as recorded", iteration_s(trace)), ("as simulated", simulated_s),
-        *((one.text, predict(_changed(recorded, rate, one)).mean_s) for one in what_ifs),
+        *((one.text, predict(changed(recorded, rate, one)).mean_s) for one in what_ifs),
     ]:  # fmt: skip
         rows.append([name, f"{seconds:.3f}", f"{seconds / simulated_s:.2f}"])
     yield _told(recorded)
@@ -183,7 +183,8 @@ def parse(text: str) -> WhatIf:
     return WhatIf(text, changes)
 
 
-def _changed(setting: Setting, rate: Optional[Rates], what_if: WhatIf) -> Setting:
+def changed(setting: Setting, rate: Optional[Rates], what_if: WhatIf) -> Setting:
+    """`setting`: the run as it was, with links of that `rate`. ConfigError if it says of no link how fast it is."""
     for name, change in _CHANGES.items():
         if name in what_if.changes:
             setting = change.make(setting, what_if.changes[name])
