@@ -35,6 +35,7 @@ _MICRO = {
     "selection": "what choosing the largest elements costs, in deep gradient compression",
     "control": "how the scheduler stands many nodes: rendezvous, agreement, memory, the loss of a node",
     "deaths": "how long iterations are while a job has no scheduler, or when it loses a worker",
+    "outages": "how much of a training's throughput is left if its processes die: P3, torchrun's restarts, torchft",
     "what_if": "whether p3 trace --what-if is right: changes of a recorded run, predicted and measured",
     "cards": "bytes of gradients and of their factors on network cards, and whether the rule chooses the fewer",
 }

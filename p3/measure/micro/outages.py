@@ -1,0 +1,183 @@
+"""What deaths cost a training: how much of its throughput is left if now and then a process of it dies.
+
+    sudo p3 bench outages [--ways continue,restarts,torchrun,torchft] [--every 20] [--kills 6] [--plot FILE]
+
+Four hosts of a lab train, by SGD, a model whose computation is emulated, for a number of steps. From when all have
+begun, one process is killed in each `--every` seconds, at a random moment and on a random host: by default a worker,
+with `--kill worker,scheduler,server` these in turn, where there are any. Ways:
+
+    undisturbed  P3, and nothing dies: what the others are held against
+    continue     P3 with --on-worker-loss continue --rejoin: the others go on, another process joins at the next fifth
+                 step; and with --restarts and snapshots, for deaths that this does not help against
+    restarts     P3 with --restarts: starts again from a snapshot, which it takes every 20 steps
+    torchrun     DDP on Gloo, which torchrun starts again; from a checkpoint, which it takes every 20 steps
+    torchft      DDP of torchft on Gloo (pip install torchft): the others go on, another process joins
+
+Given are the steps of single workers that stand at the end, a second, and their share of those of `undisturbed`; the
+seconds of a step; and the pauses: by how much the longest step from one death to the next exceeds the median step.
+`--plot` draws throughput over time, in an SVG or PNG. Close other programs first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from typing import Callable, List, Sequence
+
+from p3.measure import arguments as given
+from p3.measure.chaos import strike
+from p3.measure.chaos.matrix import Victim
+from p3.measure.jobs import machine
+from p3.measure.lab import hosts
+from p3.measure.outages.story import Line, Story
+from p3.measure.outages.ways import WAYS, Job, Way, workers
+
+_PATIENCE_S = 900.0  # for a training
+_FAREWELL_S = 15.0  # behind its last step
+_POLL_S = 0.1
+_ROLES = ("worker", "scheduler", "server")
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = given.parser("outages", __doc__)
+    parser.add_argument("--ways", type=given.names_among(list(WAYS)), default=list(WAYS),
+                        help="default: all; undisturbed always runs")  # fmt: skip
+    parser.add_argument("--hosts", type=given.number(2, 64, int), default=4, metavar="N", help="default 4")
+    parser.add_argument("--rate", type=given.number(0.1, 1e6), default=200.0, metavar="MBIT", help="default 200")
+    parser.add_argument("--steps", type=given.number(10, 1e6, int), default=150, help="default 150")
+    parser.add_argument("--compute", type=given.number(0.01, 1e4), default=1.0, metavar="SECONDS", help="default 1")
+    parser.add_argument("--megabytes", type=given.number(0.001, 1e5), default=8.0, help="of the model (default 8)")
+    parser.add_argument("--every", type=given.number(0.5, 1e5), default=20.0, metavar="SECONDS", help="default 20")
+    parser.add_argument("--kills", type=given.number(0, 1e5, int), default=6, metavar="N", help="default 6")
+    parser.add_argument("--kill", type=given.names_among(_ROLES), default=["worker"], metavar="ROLE[,ROLE]",
+                        help="of %s, in turn (default worker)" % ", ".join(_ROLES))
+    parser.add_argument("--seed", type=given.number(0, 1 << 30, int), default=1, help="default 1")
+    parser.add_argument("--plot", metavar="FILE")
+    options = parser.parse_args(arguments)
+    told = [WAYS["undisturbed"]]
+    for name in options.ways:
+        reason = WAYS[name].lacks()
+        if reason:
+            print(f"p3 bench outages: without {name}: {reason}", file=sys.stderr)
+        elif WAYS[name] not in told:
+            told.append(WAYS[name])
+    stories = []
+    for way in told:
+        print(f"p3 bench outages: {way.label}", file=sys.stderr)
+        stories.append(_train(way, options))
+    for line in _table(stories, options):
+        print(line)
+    if options.plot:
+        from p3.measure.outages import plot
+
+        victims = " or a ".join(options.kill)
+        title = f"Throughput of {options.hosts} workers over time. At each line a {victims} is killed"
+        plot.save(stories, title, options.plot)
+        print(f"wrote {options.plot}")
+    return 0
+
+
+def _table(stories: Sequence[Story], options) -> List[str]:
+    reference = stories[0]
+    lines = [machine.in_a_line(),
+             f"{options.hosts} hosts, {options.rate:g} Mbit/s, {options.megabytes:g} MB, {options.steps} steps",
+             "%-13s %7s %10s %9s %8s %24s" % ("way", "deaths", "steps/s", "share", "step s", "pause s: median, most")]
+    for story in stories:
+        pauses = story.pauses()
+        paused = "%.2f, %.2f" % (statistics.median(pauses), max(pauses)) if pauses else ""
+        lines.append("%-13s %7d %10.3f %8.1f%% %8.3f %24s" % (
+            story.way, len(story.deaths), story.rate, 100 * story.rate / reference.rate, story.step_s, paused
+        ))  # fmt: skip
+    return lines
+
+
+def _train(way: Way, options) -> Story:
+    mark, rng = uuid.uuid4().hex, random.Random(options.seed)
+    moments = [options.every * (number + rng.random()) for number in range(options.kills if way.dies else 0)]
+    with hosts.lab(1 + options.hosts, options.rate) as lab, tempfile.TemporaryDirectory(prefix="p3-outages-") as name:
+        folder = Path(name)
+        training = [str(options.steps), repr(options.compute), repr(options.megabytes), name]
+        processes, deaths = [], []
+        try:
+            processes = way.start(Job(lab, folder, mark, training))
+            deadline = time.monotonic() + _PATIENCE_S
+            _wait(lambda: len({one.rank for one in _lines(folder)}) == options.hosts, processes, deadline)
+            begin = time.monotonic()
+            for number, moment in enumerate(moments):
+                if _wait(lambda moment=moment: time.monotonic() >= begin + moment, processes, deadline):
+                    role = options.kill[number % len(options.kill)]
+                    deaths.append((time.monotonic(), _kill(way, role, mark, rng)))
+            _wait(lambda: _last_step(folder) == options.steps - 1, processes, deadline)
+            _wait(lambda: False, processes, time.monotonic() + _FAREWELL_S)
+        finally:
+            _end(processes, mark)
+        lines = _lines(folder)
+        if _last_step(folder) < options.steps - 1:
+            _give_up(way, folder, "has not come to its last step, and " + (
+                "goes on" if time.monotonic() > deadline else "has ended"))  # fmt: skip
+    return Story(way.name, options.hosts, lines, [death for death in deaths if death[1]])
+
+
+def _wait(until: Callable[[], bool], processes, deadline: float) -> bool:
+    """False if the training has ended before, or it is too late."""
+    while processes[-1].poll() is None and time.monotonic() < deadline:
+        if until():
+            return True
+        time.sleep(_POLL_S)
+    return False
+
+
+def _kill(way: Way, role: str, mark: str, rng: random.Random) -> str:
+    """Who was killed; "": there is nobody of that role now."""
+    if role != "worker":
+        if not way.is_p3:
+            return ""
+        victim = Victim(role, 0)
+        with contextlib.suppress(LookupError):
+            os.kill(strike.find(victim, mark), signal.SIGKILL)
+            return str(victim)
+        return ""
+    alive = workers(mark)
+    if not alive:
+        return ""
+    rank = rng.choice(sorted(alive))
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(alive[rank], signal.SIGKILL)
+    return f"worker {rank}"
+
+
+def _lines(folder: Path) -> List[Line]:
+    found: List[Line] = []
+    for path in folder.glob("worker-*.jsonl"):
+        lines = path.read_text().splitlines(keepends=True)
+        found += [Line(**json.loads(line)) for line in lines if line.endswith("\n")]
+    return sorted(found)
+
+
+def _last_step(folder: Path) -> int:
+    return max((one.step for one in _lines(folder)), default=-1)
+
+
+def _end(processes, mark: str) -> None:
+    """All that was started, and what that has started."""
+    for pid in strike.marked(mark):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def _give_up(way: Way, folder: Path, what: str) -> None:
+    logs = [path.read_text(errors="replace").splitlines()[-15:] for path in sorted(folder.glob("output-*.log"))]
+    raise SystemExit(f"p3 bench outages: {way.name} {what}. The last lines of its processes:\n"
+                     + "\n".join(line for log in logs for line in log))  # fmt: skip

@@ -1,0 +1,77 @@
+"""What became of a training in which processes died: told from the lines of its workers.
+
+A step of a worker stands until it is done again, by a job that has started anew from what it had saved. What stands at
+the end, in the time that it took, is held against a training of which nothing dies and all others is the same.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Dict, List, NamedTuple, Sequence, Tuple
+
+
+class Line(NamedTuple):
+    at: float  # of the monotonic clock
+    rank: int
+    step: int
+    present: int  # workers that took part in it, as far as this one knew
+
+
+class Story(NamedTuple):
+    way: str
+    workers: int
+    lines: Sequence[Line]  # in the order of their times
+    deaths: Sequence[Tuple[float, str]]  # when, and who
+
+    @property
+    def begin(self) -> float:
+        """The end of the first step that all have done: before that the processes start."""
+        seen: Dict[int, set] = {}
+        for one in self.lines:
+            seen.setdefault(one.step, set()).add(one.rank)
+            if len(seen[one.step]) == self.workers:
+                return one.at
+        return self.lines[0].at
+
+    @property
+    def seconds(self) -> float:
+        return self.lines[-1].at - self.begin
+
+    def completions(self) -> List[float]:
+        """When each step of a single worker that stands at the end was done."""
+        last: Dict[Tuple[int, int], float] = {}
+        for one in self.lines:
+            last[one.rank, one.step] = one.at
+        return sorted(at for at in last.values() if at >= self.begin)
+
+    @property
+    def rate(self) -> float:
+        """Steps of single workers that stand, a second."""
+        return (len(self.completions()) - 1) / self.seconds
+
+    @property
+    def step_s(self) -> float:
+        """The median of all steps."""
+        ends = self._ends()
+        return statistics.median(after - before for before, after in zip(ends, ends[1:]))
+
+    def pauses(self) -> List[float]:
+        """By how much the longest step from each death to the next exceeds the median."""
+        ends, found = self._ends(), []
+        for number, (at, _) in enumerate(self.deaths):
+            until = self.deaths[number + 1][0] if number + 1 < len(self.deaths) else float("inf")
+            around = [max((end for end in ends if end < at), default=at), *(end for end in ends if at <= end < until)]
+            gaps = [after - before for before, after in zip(around, around[1:])]
+            found.append(max(0.0, max(gaps, default=0.0) - self.step_s))
+        return found
+
+    def _ends(self) -> List[float]:
+        """When the first of the workers was done with each step, or done with it again. They are one step apart at
+        most, so who is farther behind has started anew."""
+        ends: List[float] = []
+        last = None
+        for one in self.lines:
+            if last is None or one.step > last or one.step < last - 1:
+                ends.append(one.at)
+                last = one.step
+        return ends
