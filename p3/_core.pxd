@@ -263,6 +263,7 @@ cdef extern from "p3/server.h" namespace "p3" nogil:
         unique_ptr[Server] make(int, int, int, ServerOptions) except +raise_as_python
         void add_worker(int, unique_ptr[Stream], string) except +raise_as_python
         void add_watch(unique_ptr[Stream], string) except +raise_as_python
+        void leave_empty(int, string) except +raise_as_python
         void replace_watch(unique_ptr[Stream]) except +raise_as_python
         void start() except +raise_as_python
         void define(const CKeyPlan&, string, int) except +raise_as_python

@@ -37,6 +37,10 @@ cdef class P3Server:
     def add_worker(self, int worker, int fd, str label not None, *, ring=(), Tls tls=None):
         self.running().add_worker(worker, stream_of(fd, ring, False, released(tls)), label)
 
+    def leave_empty(self, int worker, str label not None):
+        """No process has this rank yet."""
+        self.running().leave_empty(worker, label)
+
     def add_watch(self, int fd, str label not None, *, Tls tls=None):
         self.running().add_watch(stream_of(fd, (), False, released(tls)), label)
 

@@ -65,6 +65,9 @@ class Server {
   // Before start(), as Worker::add_server.
   virtual void add_worker(int worker, std::unique_ptr<Stream> stream, std::string label) = 0;
   virtual void add_watch(std::unique_ptr<Stream> stream, std::string label) = 0;
+  // With outlives_workers, also before start(): this rank's place is empty, as if its worker had been dismissed before the
+  // first round. admit_worker() and replace_worker() let a process in. Throws Error(kUsage) in another job.
+  virtual void leave_empty(int worker, std::string label) = 0;
   virtual void start() = 0;
   virtual void replace_watch(std::unique_ptr<Stream> stream) = 0;
 

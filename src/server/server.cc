@@ -57,6 +57,14 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     vans_.push_back({worker});
   }
 
+  void leave_empty(int worker, std::string peer) override {
+    check_can_lose(worker);
+    add_worker(worker, nullptr, std::move(peer));
+    WorkerState& state = workers_[index_of(worker)];
+    state.is_lost = state.has_departed = state.skips = has_lost_ = true;
+    drop_from_seniority(worker);
+  }
+
   void add_watch(std::unique_ptr<Stream> stream, std::string peer) override {
     transport_.add_van(std::move(stream), std::move(peer));
     vans_.push_back({-1});
@@ -275,8 +283,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
             label + ": " + worker_label(worker) + " was lost, and the job cannot go on without it: " + *problem + ".",
             {}));
       workers_[index_of(worker)].has_departed = workers_[index_of(worker)].skips = true;
-      seniority_.erase(std::remove(seniority_.begin(), seniority_.end(), worker), seniority_.end());
-      if (!seniority_.empty()) first_worker = seniority_.front();
+      drop_from_seniority(worker);
       registry_.each_shard([&](Shard& shard) { shard.turns.dismiss(worker); });
       registry_.each_shard([&](Shard& shard) { fill_next(shard, worker); });
       finish_if_all_have_left();
@@ -498,6 +505,12 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     each_shard_where_summed([=, incarnation = state.incarnation](Shard& shard) {
       shard.lose(worker, incarnation, shard.turns.pushed(worker));
     });
+  }
+
+  // Receiver thread, or before start(). It has departed.
+  void drop_from_seniority(int worker) {
+    seniority_.erase(std::remove(seniority_.begin(), seniority_.end(), worker), seniority_.end());
+    if (!seniority_.empty()) first_worker = seniority_.front();
   }
 
   // Receiver thread, which waits. Calls visit(shard) for each, in the thread that sums it.

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <numeric>
 #include <utility>
 
@@ -16,6 +17,18 @@ namespace {
 
 // So many frames are written by a thread that has other things to do, before it leaves the rest to the sender.
 constexpr int kWritesHere = 8;
+
+// Of a van that has had no connection yet: nobody asks a lost one for anything but its end.
+class NoStream final : public Stream {
+ public:
+  IoResult write(const iovec*, int) override { return {0, ENOTCONN, false, false}; }
+  IoResult read(const iovec*, int) override { return {0, ENOTCONN, false, false}; }
+  int read_fd() const override { return -1; }
+  int write_fd() const override { return -1; }
+  uint32_t write_event() const override { return 0; }
+  void end_writing() override {}
+  void close() override {}
+};
 
 }  // namespace
 
@@ -36,9 +49,12 @@ Transport::~Transport() {
 
 int Transport::add_van(std::unique_ptr<Stream> stream, std::string label, int peer, bool is_bounded) {
   const int number = static_cast<int>(vans_.size());
+  const bool is_lost = stream == nullptr;
+  if (is_lost) stream = std::make_unique<NoStream>();
   stream->count_calls_in(&system_calls_);
   if (peer != kNoPeer) stream->share_link(&link_);  // else hosts would differ in the number of their connections
   vans_.push_back(std::make_unique<Van>(number, std::move(stream), std::move(label), peer, options_, is_bounded));
+  if (is_lost) vans_.back()->advance(Van::State::kLost);
   return number;
 }
 
@@ -46,7 +62,7 @@ void Transport::start() {
   const auto now = Clock::now();
   for (auto& van : vans_) {
     van->last_read = van->last_write = now;
-    serve(*van);
+    if (!van->is_lost()) serve(*van);
   }
   {
     MutexLock lock(mutex_);

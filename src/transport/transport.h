@@ -80,7 +80,8 @@ class Transport {
   Transport(NodeOptions options, Handler& handler);
   ~Transport();  // stop()
 
-  // Before start(). Returns the van's number. `peer`: as in the trace (trace.h); kNoPeer: no slices go there.
+  // Before start(). Returns the van's number. `stream` null: the van is lost from the beginning, until replace_van().
+  // `peer`: as in the trace (trace.h); kNoPeer: no slices go there.
   // `is_bounded`: the peer may ask for more than it reads; see hold().
   int add_van(std::unique_ptr<Stream> stream, std::string label, int peer = kNoPeer, bool is_bounded = false);
   void start();

@@ -105,6 +105,24 @@ TEST(LostVan, IsReplacedAndKnowsNothingOfTheHalfFrameBefore) {
   EXPECT_FALSE(node.transport.error());
 }
 
+TEST(LostVan, MayBeOneFromTheBeginning) {
+  Survivor node;
+  node.transport.add_van(nullptr, "nobody yet");
+  node.transport.start();
+  std::vector<char> payload(100, 'x');
+  node.transport.send({{0, frame_of(payload, node)}});
+  EXPECT_EQ(node.returned, 1u);
+  node.transport.run_in_receiver([&] { node.transport.drop_van(0); });  // it is already
+  const auto [ours, its] = unix_pair();
+  RawPeer peer(ours);
+  node.transport.run_in_receiver([&, end = its] { node.transport.replace_van(0, stream_of(end)); });
+  node.transport.send({{0, frame_of(payload, node)}});
+  EXPECT_EQ(peer.must_receive().payload_bytes, 100u);
+  peer.close();
+  EXPECT_TRUE(eventually([&] { return node.losses == 1; }));
+  EXPECT_FALSE(node.transport.error());
+}
+
 TEST(LostVan, ThatWasNotReadBecauseTooMuchWaitedForItIsReadAgain) {
   Survivor node;
   const auto [ours, its] = tcp_pair(4096);
@@ -218,6 +236,7 @@ ServerOptions outliving(int threads = 0) {
 // Another process of that rank.
 void replace(Job& job, int worker) {
   const auto [ours, its] = unix_pair();
+  while (job.workers.size() <= static_cast<size_t>(worker)) job.workers.emplace_back(-1);
   job.workers[static_cast<size_t>(worker)] = RawPeer(ours);
   job.server.replace_worker(worker, stream_of(its));
 }
@@ -685,6 +704,49 @@ TEST_P(OutlivingServer, GoesOnAsBeforeWithoutOneThatWasAdmittedAndIsGone) {
     EXPECT_EQ(job.receive_value(0), (std::vector<float>{5}));
   }
   EXPECT_FALSE(job.server.error());
+}
+
+TEST_P(OutlivingServer, GrowsIntoPlacesThatWereEmptyFromTheStart) {
+  Job job(1, outliving(GetParam()), -1, 3);
+  job.axes.reduction = Reduction::kMean;
+  job.define(1, 1);
+  std::vector<int> here{0};
+  const auto train = [&](uint64_t round, float expected) {
+    for (int worker : here) job.push(worker, 1, round, {static_cast<float>(1 << worker)});
+    for (int worker : here) EXPECT_EQ(job.receive_value(worker), std::vector<float>{expected}) << worker;
+  };
+  const auto enter = [&](int worker, float value) {
+    EXPECT_EQ(job.server.admit_worker(worker), "");
+    replace(job, worker);
+    job.init(worker, 1, 0);
+    EXPECT_EQ(job.receive_value(worker), (std::vector<float>{value}));
+    here.push_back(worker);
+  };
+  job.initialise(1, {7});
+  train(1, 1);
+  enter(3, 1);
+  train(2, 9.0f / 2);
+  job.server.dismiss_worker(3);
+  here.pop_back();
+  train(3, 1);
+  for (int worker : {2, 1, 3}) enter(worker, 1);
+  train(4, 15.0f / 4);
+  job.server.dismiss_worker(0);
+  here.erase(here.begin());
+  job.define(2, 1);
+  for (int worker : {1, 3}) job.init(worker, 2, 0);
+  job.init(2, 2, 0, {5});  // who has been there longest
+  for (int worker : here) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{5}));
+  train(5, 14.0f / 3);
+  EXPECT_FALSE(job.server.finished());
+  for (int worker : here) job.workers[static_cast<size_t>(worker)].send(Job::header(FrameKind::kBye, 0, 0, 0, 0));
+  EXPECT_TRUE(eventually([&] { return job.server.finished(); }));
+  EXPECT_FALSE(job.server.error());
+}
+
+TEST(OutlivingServer, HasEmptyPlacesOnlyIfItIsToOutliveWorkers) {
+  const std::unique_ptr<Server> server = Server::make(0, 1, 2, options());
+  EXPECT_THROW(server->leave_empty(1, "a worker to come"), Error);
 }
 
 TEST(OutlivingServer, HasForItsFirstWorkerWhoHasBeenThereLongest) {

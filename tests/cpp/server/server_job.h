@@ -38,13 +38,15 @@ inline int any_free(const std::vector<bool>& waits, std::mt19937& random) {
 
 // One server; the workers are played by the test.
 struct Job {
-  explicit Job(int num_workers, ServerOptions with = options(), int buffer_bytes = -1)
-      : owned(Server::make(0, 1, num_workers, std::move(with))), server(*owned) {
+  // `empty`: so many places behind those of the workers.
+  explicit Job(int num_workers, ServerOptions with = options(), int buffer_bytes = -1, int empty = 0)
+      : owned(Server::make(0, 1, num_workers + empty, std::move(with))), server(*owned) {
     for (int i = 0; i < num_workers; ++i) {
       const auto [ours, its] = buffer_bytes < 0 ? unix_pair() : tcp_pair(buffer_bytes);
       workers.emplace_back(ours);
       server.add_worker(i, stream_of(its), "worker " + std::to_string(i) + " (there)");
     }
+    for (int i = 0; i < empty; ++i) server.leave_empty(num_workers + i, "a worker to come");
     server.start();
   }
 
