@@ -7,74 +7,10 @@ import signal
 import subprocess
 import sys
 
-import numpy as np
 import pytest
-from launched_jobs import children, scheduler_of
-from plugin_jobs import SCRIPTS
-from processes import Process, clean_environment, wait_until
-
-sys.path.insert(0, str(SCRIPTS))
-import joining as job
-
-P3 = [sys.executable, "-m", "p3"]
-MANY = 1_000_000
-
-
-def p3(folder, processes, *arguments, **env):
-    processes.append(Process([*P3, *arguments], clean_environment(**env), folder))
-    return processes[-1]
-
-
-def start(folder, processes, workers, deaths, gates, *options, steps=20, **env):
-    told = ",".join("%d:%d.0" % death for death in deaths)
-    options = ["-n", str(workers), "-s", "2", "--on-worker-loss", "continue", *options]
-    env = {"P3S_DEATHS": told, "P3S_GATES": ",".join(map(str, gates)), **env}
-    return p3(folder, processes, "run", *options, *command(folder, steps), **env)
-
-
-def command(folder, steps=20):
-    return [sys.executable, str(SCRIPTS / "joining.py"), str(steps), str(folder)]
-
-
-def join(folder, processes, run, *options, steps=20, **env):
-    options = ["--pid", str(run.popen.pid), *options]
-    return p3(folder, processes, "join", *options, *command(folder, steps), **env)
-
-
-def require_right(folder, said, members_at, workers, steps=20):
-    """`members_at(step)`: who must be there."""
-    for step in range(steps):
-        lines = set(re.findall(r"worker \d step %d: (.*)" % step, said))
-        assert lines == {str(sum(1 << rank for rank in members_at(step)))}, (step, lines)
-    for step in range(0, steps, 5):
-        told = re.findall(r"worker (\d) at %d knows (\[.*?\]), has (\[.*?\])" % step, said)
-        members = sorted(members_at(step))
-        assert sorted(int(rank) for rank, *_ in told) == members, (step, told)
-        assert {known for _, known, _ in told} == {str(members)}, (step, told)
-        samples = [int(sample) for *_, own in told for sample in own[1:-1].split(", ")]
-        assert set(samples) == set(range(job.SAMPLES)) and len(samples) <= job.SAMPLES + len(members), (step, told)
-    weight, rows = np.zeros(job.ELEMENTS, np.float32), np.zeros((job.ROWS, 3), np.float32)
-    momenta = np.zeros_like(weight), np.zeros_like(rows)
-    for step in range(steps):
-        here = sorted(members_at(step))
-        gradients = [job.gradient_of(rank, step) for rank in here]
-        share = np.float32(1 / len(here))
-        mean = share * sum(one[0] for one in gradients)
-        momenta[0][:] = np.float32(0.9) * momenta[0] - np.float32(0.125) * mean
-        weight += momenta[0]
-        of_rows = np.zeros_like(rows)
-        for _, ids, values in gradients:
-            of_rows[ids] += values
-        touched = sorted({row for _, ids, _ in gradients for row in ids})
-        momenta[1][touched] = np.float32(0.9) * momenta[1][touched] - np.float32(0.125) * (
-            share * of_rows[touched]
-        )
-        rows[touched] += momenta[1][touched]
-    for rank in members_at(steps - 1):
-        with np.load(folder / ("%d.npz" % rank)) as found:
-            np.testing.assert_array_equal(found["weight"], weight)
-            np.testing.assert_array_equal(found["rows"], rows)
-
+from joined_jobs import MANY, command, join, p3, require_right, start, worker
+from launched_jobs import scheduler_of
+from processes import wait_until
 
 @pytest.mark.parametrize("env", [{}, {"P3_TLS": "1"}, {"P3_SERVER_THREADS": "2", "P3_LOCAL": "tcp"}])
 def test_two_join_at_once_and_the_weights_are_those_of_means_over_who_is_there(tmp_path, processes, env):
@@ -125,16 +61,6 @@ def test_the_first_worker_may_die_while_one_is_on_trial_and_that_one_becomes_fir
     absent = [(0, range(3, 10)), (1, range(10, 20)), (2, range(15, 20))]
     there = lambda step: [rank for rank in range(3) if not any(r == rank and step in of for r, of in absent)]  # noqa: E731
     require_right(tmp_path, said + ended.out + came + last.out, there, 3)
-
-
-def worker(run, rank):
-    """Its process."""
-    for child in children(run.popen.pid):
-        with open("/proc/%s/environ" % child, "rb") as file:
-            env = file.read().split(b"\0")
-        if b"DMLC_ROLE=worker" in env and b"P3_RANK=%d" % rank in env:
-            return int(child)
-    raise LookupError(rank)
 
 
 @pytest.mark.parametrize("when", ["waits", "trains"])
