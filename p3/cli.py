@@ -65,6 +65,12 @@ def _run(options, settings: Settings, command: List[str]) -> int:
     # All processes of the job get them.
     os.environ.update({variable: value for variable, value in chosen.items() if value is not None})
     settings = Settings.from_env(os.environ)
+    bounds = _bounds(options, settings)
+    if bounds is not None and settings.goes_on_without:
+        os.environ["P3_MAX_WORKERS"] = str(bounds.most)
+    else:
+        os.environ.pop("P3_MAX_WORKERS", None)  # if anything, it is about restarts alone
+    settings = Settings.from_env(os.environ)
     strategy.of_job(settings.strategy, options.servers)  # what is wrong with it is said before anything starts
     if options.rejoin and not settings.goes_on_without:
         raise ConfigError("--rejoin is for jobs that go on without a lost worker: add --on-worker-loss continue")
@@ -78,7 +84,7 @@ def _run(options, settings: Settings, command: List[str]) -> int:
         options.timeout,
         options.restarts,
         worker_restarts,
-        _bounds(options),
+        bounds if options.restarts else None,
         lambda: _hosts_of(options),
         options.grace,
         options.restart_pause,
@@ -92,21 +98,28 @@ def _join(options, _settings: Settings, command: List[str]) -> int:
     return join(options.at, options.pid, options.wait, command)
 
 
-def _bounds(options):
+def _bounds(options, settings: Settings):
+    """Of the number of workers, if it is not always the same."""
     from p3.launch.elastic import Bounds
 
-    least, most = options.min_workers or options.workers, options.max_workers or options.workers
-    if options.min_workers is None and options.max_workers is None:
+    asked_most = options.max_workers or settings.max_workers
+    least, most = options.min_workers or options.workers, asked_most or options.workers
+    if options.min_workers is None and asked_most is None:
         return None
     if not least <= options.workers <= most:
         raise ConfigError(
             "--min-workers %d, -n %d, --max-workers %d: need --min-workers <= -n <= --max-workers"
             % (least, options.workers, most)
         )
-    if options.on == "ray":
+    if options.restarts and options.on == "ray":
         raise ConfigError("--on ray: Ray knows its nodes itself; leave out --min-workers and --max-workers")
-    if options.restarts == 0:
-        raise ConfigError("--min-workers and --max-workers are for jobs that start again: add --restarts K")
+    if not options.restarts and options.min_workers is not None:
+        raise ConfigError("--min-workers is for jobs that start again: add --restarts K")
+    if not options.restarts and most > options.workers and not settings.goes_on_without:
+        raise ConfigError(
+            "--max-workers is for jobs that start again, or that others join while they run: add --restarts K, or "
+            "--on-worker-loss continue"
+        )
     return Bounds(least, options.workers, most)
 
 
@@ -224,7 +237,11 @@ def _parser(measuring: Sequence[str] = _MEASURING) -> argparse.ArgumentParser:
         "--min-workers", type=_count, metavar="A", help="restart on the hosts that answer, with at least A workers"
     )
     run.add_argument(
-        "--max-workers", type=_count, metavar="B", help="and with at most B, if there are slots (default WORKERS)"
+        "--max-workers",
+        type=_count,
+        metavar="B",
+        help="and with at most B, if there are slots; with --on-worker-loss continue others may also join the running "
+        "job until there are B (default P3_MAX_WORKERS or WORKERS)",
     )
     run.add_argument(
         "--snapshot-dir", type=os.path.abspath, metavar="DIR", help="shared directory for snapshots: P3_SNAPSHOT_DIR"
@@ -285,9 +302,10 @@ def _parser(measuring: Sequence[str] = _MEASURING) -> argparse.ArgumentParser:
 
     join = commands.add_parser(
         "join",
-        help="join a running job in the place of a worker that it has lost",
+        help="join a running job, in the place of a worker that it has lost or as a further one",
         description="Runs COMMAND as a worker of a job that goes on without lost workers (--on-worker-loss continue). "
-        "It takes the place of one at the others' next members(round). The job is the one that DMLC_PS_ROOT_URI, "
+        "It takes the place of one, or a place that --max-workers has left for it, at the others' next members(round). "
+        "The job is the one that DMLC_PS_ROOT_URI, "
         "DMLC_PS_ROOT_PORT and P3_SECRET or P3_SECRET_FILE name, or this user's job on this host.",
     )
     join.add_argument("--at", metavar="HOST:PORT", help="the job's scheduler; default: as above")

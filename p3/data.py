@@ -14,9 +14,10 @@ workers can go on.
     "drop"   the last samples of the common order, at most n - 1, are left out
     None     the first workers have one sample more; those that run out of batches first must then call kv.join()
 
-Without `rank` and `num_workers` they are those of the process's job: of its open session, else (P3_RANK and
-DMLC_NUM_WORKER) of the environment, else this process is alone. Wrong values are ValueError. MXNet is not needed; where
-it is installed, parts are a gluon.data.Dataset and samplers a gluon.data.Sampler.
+Without `rank` and `num_workers` they are those of the process's job: of its open session, as this worker's place among
+those on whom all have agreed last (Session.agree_on_members), else (P3_RANK and DMLC_NUM_WORKER) of the environment,
+else this process is alone. Wrong values are ValueError. MXNet is not needed; where it is installed, parts are a
+gluon.data.Dataset and samplers a gluon.data.Sampler.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def shard(data: Any, rank: Optional[int] = None, num_workers: Optional[int] = No
             "p3.shard: a %s cannot be shared out, because it has no length or no numbered items; "
             "pass a Dataset, list or array" % type(data).__name__
         )
-    return _Part(data, _turns(len(data), *_worker(rank, num_workers), even))
+    _, *worker = _worker(rank, num_workers)
+    return _Part(data, _turns(len(data), *worker, even))
 
 
 class _Part(Dataset):
@@ -85,8 +87,8 @@ class SplitSampler(Sampler):
         seed: int = 0,
     ) -> None:
         self._length = _whole("p3.SplitSampler: length", length)
-        self._worker, self._even = _worker(rank, num_workers), even  # of the next iteration: place, of so many
-        self._rank = self._worker[0]
+        self._rank, *worker = _worker(rank, num_workers)
+        self._worker, self._even = tuple(worker), even  # of the next iteration: place, of so many
         self._shuffle = bool(shuffle)
         self._seed = _whole("p3.SplitSampler: seed", seed, 1 << 32)
         self._epoch = self._consumed = 0  # where the next iteration begins
@@ -179,7 +181,13 @@ def _turns(length: int, rank: int, num_workers: int, even: Optional[str]) -> ran
     return range(rank, length, num_workers)
 
 
-def _worker(rank: Optional[int], num_workers: Optional[int]) -> Tuple[int, int]:
+def _worker(rank: Optional[int], num_workers: Optional[int]) -> Tuple[int, int, int]:
+    """Its rank, its place among those that share the data, and how many these are."""
+    if rank is None and num_workers is None:
+        session = _session()
+        if session is not None:
+            members = session.agreed_members
+            return session.rank, members.index(session.rank), len(members)
     if rank is None or num_workers is None:
         rank_of_job, workers_of_job = _worker_of_job()
         num_workers = workers_of_job if num_workers is None else num_workers
@@ -197,13 +205,18 @@ def _worker(rank: Optional[int], num_workers: Optional[int]) -> Tuple[int, int]:
     rank = _whole("rank", rank)
     if rank >= num_workers:
         raise ValueError("rank %d must be below num_workers, which is %d: ranks start at 0" % (rank, num_workers))
-    return rank, num_workers
+    return rank, rank, num_workers
+
+
+def _session() -> Optional[Any]:
+    """Never opens one, as that may wait for the whole job."""
+    sessions = sys.modules.get("p3.worker.open_sessions")
+    return sessions and sessions.opened()
 
 
 def _worker_of_job() -> Tuple[Optional[int], int]:
-    """(rank, workers) of this process. Never opens a session, as that may wait for the whole job."""
-    sessions = sys.modules.get("p3.worker.open_sessions")
-    session = sessions and sessions.opened()
+    """(rank, workers) of this process."""
+    session = _session()
     if session is not None:
         return session.rank, session.num_workers
     if not in_job(os.environ):

@@ -144,6 +144,13 @@ class Settings:
     num_servers: Optional[int] = _setting(
         "DMLC_NUM_SERVER", None, _integer(1, 10000), "Number of servers in the job. `p3 run -s` sets it."
     )
+    max_workers: Optional[int] = _setting(
+        "P3_MAX_WORKERS", None, _integer(1, 10000),
+        "The most workers that the job ever has; unset: as many as it begins with. Needs "
+        "`P3_ON_WORKER_LOSS=continue`: then others may [join](reliability.md#joining) the running job until there are "
+        "so many. `p3 run --max-workers` sets it.",
+        common=True,
+    )
     rank: Optional[int] = _setting(
         "P3_RANK", None, _integer(0, 9999),
         "Rank of this process in its role, starting at 0. `p3 run` sets it. With another launcher, set it for a "
@@ -281,8 +288,8 @@ class Settings:
     )
     join_s: Optional[float] = _setting(
         "P3_JOIN", None, _seconds(1, 864000),
-        "This worker [joins a job that runs](reliability.md#joining), in the place of one that has departed, and waits "
-        "at most so many seconds to be let in. `p3 join` and `p3 run --rejoin` set it.",
+        "This worker [joins a job that runs](reliability.md#joining), in the place of one that has departed or as a "
+        "further one, and waits at most so many seconds to be let in. `p3 join` and `p3 run --rejoin` set it.",
     )
     checksum: bool = _setting(
         "P3_CHECKSUM", False, _flag,
@@ -384,6 +391,11 @@ class Settings:
         return self.join_s is not None
 
     @property
+    def places(self) -> Optional[int]:
+        """How many workers there may be at once."""
+        return self.max_workers or self.num_workers
+
+    @property
     def replacement_timeout_s(self) -> float:
         """That others wait for a lost worker's successor: the job then fails of the loss, before a barrier gives up. Or
         for one that has entered and is not at their side yet: it then departs."""
@@ -398,11 +410,26 @@ class Settings:
                 "DMLC_NUM_WORKER and DMLC_NUM_SERVER for every process."
                 % (self.role or "p3", ", ".join(missing) + (" is" if len(missing) == 1 else " are"))
             )
+        if self.joins:  # the scheduler knows how many there may be
+            return
         for name, number in (("num_workers", self.num_workers), ("num_servers", self.num_servers)):
             if self.role == name[4:-1] and self.rank is not None and number is not None and self.rank >= number:
                 raise ConfigError(
                     "P3_RANK=%d must be below %s=%d: ranks start at 0." % (self.rank, variable_of(name), number)
                 )
+        if self.max_workers is not None and self.num_workers is not None:
+            self._require_room(self.max_workers, self.num_workers)
+
+    def _require_room(self, most: int, first: int) -> None:
+        """ConfigError unless a job of so many workers at most may begin with so many."""
+        if most < first:
+            raise ConfigError("P3_MAX_WORKERS=%d must not be below DMLC_NUM_WORKER=%d, with which the job begins"
+                              % (most, first))  # fmt: skip
+        if most > first and not self.goes_on_without:
+            raise ConfigError(
+                "P3_MAX_WORKERS=%d is more than DMLC_NUM_WORKER=%d, and others can join only jobs that go on without "
+                "lost workers: set P3_ON_WORKER_LOSS=continue, or unset P3_MAX_WORKERS" % (most, first)
+            )
 
     def job_secret(self) -> bytes:
         """The secret from P3_SECRET or P3_SECRET_FILE. ConfigError if there is none or the file cannot serve."""

@@ -1,5 +1,6 @@
 """Settings are read strictly, once, and never show the secret."""
 
+import contextlib
 import logging
 import os
 
@@ -57,7 +58,7 @@ def test_several_heartbeats_fit_into_the_time_out(timeout_s, heartbeat_s):
 
 def test_there_are_few_settings_and_each_is_described():
     ours = [name for name in VARIABLES if name.startswith("P3_")]
-    assert len(ours) <= 32
+    assert len(ours) <= 33
     for setting in VARIABLES.values():
         assert setting.metadata["text"].endswith(".") and len(setting.metadata["text"].split()) > 6
 
@@ -112,6 +113,31 @@ def test_missing_variables_are_all_named_at_once():
         Settings.from_env({"DMLC_ROLE": "worker", "DMLC_PS_ROOT_PORT": "9"}).require(
             "root_host", "root_port", "num_workers"
         )
+
+
+@pytest.mark.parametrize(
+    "most, loss, text",
+    [
+        ("1", "continue", "P3_MAX_WORKERS=1 must not be below DMLC_NUM_WORKER=2"),
+        ("3", "fail", "others can join only jobs that go on without lost workers: set P3_ON_WORKER_LOSS=continue"),
+        ("3", "wait", "set P3_ON_WORKER_LOSS=continue"),
+        ("2", "fail", None),
+        ("3", "continue", None),
+    ],
+)
+def test_a_job_begins_with_no_more_workers_than_it_may_have_and_grows_only_if_it_goes_on_without(most, loss, text):
+    settings = Settings.from_env({"DMLC_NUM_WORKER": "2", "P3_MAX_WORKERS": most, "P3_ON_WORKER_LOSS": loss})
+    assert settings.places == int(most)
+    with pytest.raises(ConfigError, match=text) if text else contextlib.nullcontext():
+        settings.require("num_workers")
+    assert Settings.from_env({"DMLC_NUM_WORKER": "2"}).places == 2
+
+
+def test_one_that_joins_may_have_a_rank_that_the_job_did_not_begin_with():
+    env = {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2", "P3_RANK": "2"}
+    Settings.from_env({**env, "P3_JOIN": "60"}).require("role")
+    with pytest.raises(ConfigError, match="P3_RANK=2 must be below DMLC_NUM_WORKER=2"):
+        Settings.from_env(env).require("role")
 
 
 def test_only_dmlc_variables_ask_for_a_job():

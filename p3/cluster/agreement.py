@@ -49,7 +49,7 @@ class _Question(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A barrier that all workers are in, and at which a process may enter in the place of one that has departed."""
+    """A barrier that all workers are in, and at which a process may enter in a place that is vacant."""
 
     number: int
     round: int  # as the script counts: so many steps are behind it
@@ -64,9 +64,11 @@ class Agreement:
         slice_elements: Union[int, str] = "auto",
         partitions: Union[int, str] = "auto",
         strategy: Strategy = Strategy(),
+        vacant: Sequence[int] = (),
     ) -> None:
         """Nodes by rank. `partitions` of a key of rows: "auto" begins with one for each turn of the servers.
-        `strategy`: of these servers, for all stores; it goes before `slice_elements`."""
+        `strategy`: of these servers, for all stores; it goes before `slice_elements`. `vacant`: ranks of workers that
+        may come later."""
         self._workers, self._servers = list(workers), servers  # the first worker's word decides
         self._slice_elements = key_plan.slice_elements(slice_elements, len(servers))
         self._partitions = partitions
@@ -88,7 +90,7 @@ class Agreement:
         self._barriers_entered: Dict[Node, int] = {}
         self._marks: Dict[int, Dict[Node, Optional[dict]]] = {}  # of barriers under way: what each says of entering
         self.mark: Optional[Mark] = None  # which nobody leaves before end_mark()
-        self._departed: List[int] = []  # ranks
+        self._vacant = list(vacant)  # ranks of those that have departed, or have not come yet
         self._snapshots = SnapshotParts(self._workers, self._servers)
         self._demand = Demand(self._workers)
         self.resumed = 0  # the round of the snapshot that the job began with
@@ -164,7 +166,7 @@ class Agreement:
         self._workers.remove(node)
         if not self._workers:
             raise DisagreementError("no other worker is left")
-        self._departed.append(node.rank)
+        self._vacant.append(node.rank)
         if was_first:
             self._take_over(node, self._workers[0])
         self._forget_claims(node)
@@ -217,13 +219,13 @@ class Agreement:
         return list(self._workers)
 
     @property
-    def departed(self) -> List[int]:
-        """Ranks that are none of the job, in the order of departing."""
-        return list(self._departed)
+    def vacant(self) -> List[int]:
+        """Ranks that no worker has: those that none has had yet, then in the order of departing."""
+        return list(self._vacant)
 
     def enter(self, node: Node) -> List[dict]:
-        """A process takes part as this node, which had departed, from the mark on. What it must be told of the past."""
-        self._departed.remove(node.rank)
+        """A process takes part as this node, whose place was vacant, from the mark on. What it is told of the past."""
+        self._vacant.remove(node.rank)
         self._workers.append(node)  # the last to become the first
         self._barriers_entered[node] = self.mark.number
         self._snapshots.enter(node)
@@ -408,7 +410,7 @@ class Agreement:
             return []
         self._require_one_mark(number)
         mark = self._marks[number][self._workers[0]]
-        if mark is not None and self._departed:
+        if mark is not None and self._vacant:
             self.mark = Mark(number, mark["round"], mark["problem"])
             return []
         return self._done(number)
@@ -417,7 +419,8 @@ class Agreement:
         waiting = self._barriers.pop(number)
         del self._marks[number]
         entered = [node.rank for node in self._workers if node not in waiting]
-        done = {"kind": "barrier_done", "number": number, "departed": list(self._departed), "entered": entered}
+        members = sorted(node.rank for node in self._workers)
+        done = {"kind": "barrier_done", "number": number, "members": members, "entered": entered}
         return self._to([node for node in self._workers if node in waiting], done)
 
     def _require_one_mark(self, number: int) -> None:

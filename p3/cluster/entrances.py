@@ -1,5 +1,5 @@
-"""Processes that enter a running job in the place of workers that have departed: the scheduler's part. What is decided
-of each, and why, is in entrants.py; here it is carried out.
+"""Processes that enter a running job, in places of workers that have departed or that none has had yet: the scheduler's
+part. What is decided of each, and why, is in entrants.py; here it is carried out.
 
 What is decided goes into the journal first, by `decide`, which then calls apply(): so a scheduler that takes this one's
 place has decided the same. Who waits, or is on the way, is lost with the scheduler that it waits for: it comes again,
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Callable, Dict, NamedTuple, Optional
+from typing import Callable, Dict, Optional
 
 from p3.cluster.agreement import Agreement, Sent
 from p3.cluster.entrants import Entrants
@@ -31,15 +31,23 @@ _WITH_SCHEDULER = "it was lost with the scheduler before this one"
 DECISIONS = ("admit", "entered", "pass")  # besides `departed`, which every loss of a worker is
 
 
-class _Candidate(NamedTuple):
+class _Candidate:
     """A process that waits."""
 
-    rank: Optional[int]  # that it wants; None: any
-    place: asyncio.Future  # the Node that it is to be
+    def __init__(self, entry: Entry) -> None:
+        self.rank: Optional[int] = entry.join["rank"]  # that it wants; None: any
+        self.place: asyncio.Future = asyncio.get_running_loop().create_future()  # the Node that it is to be
+        self._entry, self._told = entry, ""
 
     def refuse(self, why: str) -> None:
         if not self.place.done():
             self.place.set_exception(RendezvousError(why))
+
+    def tell(self, why: str) -> None:
+        """Why it waits, if that is news."""
+        if why != self._told:
+            self._told = why
+            self._entry.tell({"kind": "waits", "text": why})
 
 
 class Entrances:
@@ -75,8 +83,8 @@ class Entrances:
         """Until a process that wants to enter may connect: it is told so, and is in the roster. RendezvousError if it
         cannot. `nodes`: the message that has all of them."""
         candidate = self._candidate(entry)
-        log.warning("%s: %s waits to join the job, until all workers call members(round)", self._label, entry)
         self._entrants.waiting.append(candidate)
+        log.warning("%s: %s waits to join the job: %s", self._label, entry, self._why_it_waits(candidate))
         self.consider()
         hearing = asyncio.ensure_future(entry.stream.receive())  # nothing but its end
         try:
@@ -97,6 +105,7 @@ class Entrances:
             raise RendezvousError("%s has not joined the job: %s" % (entry, _NOBODY_LEFT))
         entry.catches_up = True
         self._roster.replace(node, entry)
+        node = entry.node
         entered = {"barrier": mark.number, "round": mark.round}
         entry.stream.send(
             {"kind": "welcome", "rank": node.rank, "rejoined": None, "entered": entered, "outlived": outlived}
@@ -113,9 +122,22 @@ class Entrances:
                                   "--on-worker-loss continue, P3_ON_WORKER_LOSS" % label)  # fmt: skip
         workers = self._roster.nodes("worker")
         if join["role"] != "worker" or (join["rank"] or 0) >= len(workers):
-            raise RendezvousError("%s wants to join the job, which has workers 0 to %d" % (label, len(workers) - 1))
+            raise RendezvousError("%s wants to join the job, which has workers 0 to %d: --max-workers, P3_MAX_WORKERS"
+                                  % (label, len(workers) - 1))  # fmt: skip
         self._rendezvous.check_entrant(join, self._roster.by_node[workers[0]].join)
-        return _Candidate(join["rank"], asyncio.get_running_loop().create_future())
+        return _Candidate(entry)
+
+    def _why_it_waits(self, candidate: _Candidate) -> str:
+        free = self._entrants.free
+        if not free:
+            return "all %d places are taken (--max-workers, P3_MAX_WORKERS)" % len(self._roster.nodes("worker"))
+        if candidate.rank is not None and candidate.rank not in free:
+            return "worker %d is there" % candidate.rank
+        return "the others did not call members(round) yet, as p3.torch.members(epoch) before each epoch"
+
+    def _tell_why(self) -> None:
+        for candidate in self._entrants.waiting:
+            candidate.tell(self._why_it_waits(candidate))
 
     def _give_up(self, candidate: _Candidate) -> None:
         """It is gone; if it was on the way already, that is taken back."""
@@ -135,6 +157,7 @@ class Entrances:
         """What may be decided by now, behind anything that may have changed it."""
         if self.replays or self._end.done():
             return
+        self._tell_why()
         if self._agreement.mark is None:
             return self._expel_ready()
         while self._entrants.next_in is not None:
@@ -147,6 +170,7 @@ class Entrances:
             self._entrants.waiting.remove(candidate)
             self._candidates[node] = candidate
             self._decide(node, {"kind": "admit"})
+        self._tell_why()
         if self._entrants.lets_mark_end:
             self._decide(self._roster.nodes("worker")[0], {"kind": "pass"})
 
@@ -169,7 +193,7 @@ class Entrances:
     def _drop(self, node: Node, why: str) -> None:
         """One that is on the way."""
         self._candidates.pop(node, None)
-        text = "%s: another process of %s did not join: %s." % (self._label, node, why)
+        text = "%s: the process that was to be worker %d did not join: %s." % (self._label, node.rank, why)
         self._depart(self._roster.by_node[node], text)
 
     def on_ready(self, entry: Entry) -> None:
@@ -202,6 +226,7 @@ class Entrances:
             self._roster.replace(node, entry)
             entry.ready = True
         entry.catches_up = False
+        node = entry.node
         past = self._entrants.enter(node)
         entry.tell({"kind": "start"})
         for message in past:

@@ -1,9 +1,9 @@
-"""Who enters a running job in the place of workers that have departed (P3_ON_WORKER_LOSS=continue), and how far each
-is: what the scheduler decides. No I/O.
+"""Who enters a running job (P3_ON_WORKER_LOSS=continue), in the place of a worker that has departed or in one that none
+has had yet (P3_MAX_WORKERS), and how far each is: what the scheduler decides. No I/O.
 
 A process that wants to enter waits. When all workers are in a barrier at which the script says how far it is (a mark),
-no round is under way, and none begins before the barrier ends. There the scheduler gives whoever waits the rank of one
-that has departed, and tells the servers (`admit`). When all have answered (`admitted`), the process may connect; when
+no round is under way, and none begins before the barrier ends. There the scheduler gives whoever waits a rank that is
+vacant, and tells the servers (`admit`). When all have answered (`admitted`), the process may connect; when
 its connections stand, and those of all who were admitted before it, or these are gone, it has entered: it is a worker
 as any other, for the agreement, the servers and the divisor of means. So all have one order of workers, whose front is
 the first worker: servers have it from `admit`. The barrier ends when nobody is on the way any more.
@@ -41,7 +41,7 @@ class Entrants:
     """Of one job. Who waits is anything with a `rank`: the one that it wants, or None for any."""
 
     def __init__(self, agreement: Agreement, workers: Sequence[Node], servers: Sequence[Node]) -> None:
-        """`workers`: all that the job began with."""
+        """`workers`: all that there may be."""
         self._agreement, self._servers = agreement, servers
         self._of_rank = {node.rank: node for node in workers}
         self.waiting: List = []  # in the order of coming
@@ -49,14 +49,19 @@ class Entrants:
         self._on_trial: Set[Node] = set()
         self._chosen_at = 0  # the number of the last mark at which anybody was admitted
 
+    @property
+    def free(self) -> List[int]:
+        """Ranks that one who waits may have. A place that none has had comes before those of lost workers, for which
+        `p3 run --rejoin` starts others."""
+        # Who is on the way may be so since the mark before, if all have gone that waited there.
+        return [rank for rank in self._agreement.vacant if self._of_rank[rank] not in self._admissions]
+
     def choose(self) -> List[Tuple[object, Node]]:
         """Once at each mark: who of those who wait enters, and as whom."""
         mark = self._agreement.mark
         if mark is None or mark.problem or mark.number == self._chosen_at:
             return []
-        # Who is on the way may be so since the mark before, if all have gone that waited there.
-        free = [rank for rank in self._agreement.departed if self._of_rank[rank] not in self._admissions]
-        chosen = []
+        free, chosen = self.free, []
         for one in sorted(self.waiting, key=lambda one: one.rank is None):  # those that want just one come first
             rank = one.rank if one.rank is not None else next(iter(free), None)
             if rank in free:

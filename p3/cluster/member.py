@@ -46,7 +46,8 @@ class Member:
     node: Node
     door: Optional[DoorStep] = None  # of a server, and of a worker that others of its machine may connect to
     servers: List[dict]  # host, port, local, machine; by rank
-    workers: List[dict]  # host, local, machine; by rank
+    workers: List[Optional[dict]]  # host, local, machine; by rank; None: a place that no process has had
+    began_with: int  # workers
     rejoined: Optional[dict]  # of a worker that takes a lost one's place: see messages.py
     entered: Optional[dict]  # of one that has entered a running job
     outlived = False  # the scheduler, by its nodes: another one takes its place if it dies
@@ -63,6 +64,7 @@ class Member:
         self._coming_back: Optional[asyncio.Task] = None
         self._has_said_bye = False
         self._last_words: Optional[dict] = None  # why it fails, until a scheduler answers that the job does
+        self._waits_as = "the scheduler has not said why"  # while it waits to be let in
 
     @classmethod
     async def join(cls, settings: Settings) -> Member:
@@ -86,8 +88,10 @@ class Member:
 
     @property
     def placement(self) -> Placement:
-        machines = ([node["machine"] for node in nodes] for nodes in (self.workers, self.servers))
-        return Placement.of(*machines, self._settings.local_aggregation)
+        """Who may still come counts as alone on a machine."""
+        workers = [("of rank", rank) if one is None else one["machine"] for rank, one in enumerate(self.workers)]
+        servers = [one["machine"] for one in self.servers]
+        return Placement.of(workers, servers, self._settings.local_aggregation)
 
     async def _enter(self) -> None:
         """A job that runs, whatever becomes of its schedulers meanwhile."""
@@ -99,9 +103,8 @@ class Member:
                 return await asyncio.wait_for(self._be_welcomed(), max(0.0, deadline - time.monotonic()))
             except asyncio.TimeoutError:
                 raise RendezvousError(
-                    "%s: waited %g s (P3_JOIN, --wait) to join the job of the scheduler at %s: no worker has departed, "
-                    "or the others did not call members(round), as p3.torch.members(epoch) before each epoch"
-                    % (self._label, settings.join_s, endpoint(settings.root_host, settings.root_port))
+                    "%s: waited %g s (P3_JOIN, --wait) to join the job of the scheduler at %s: %s"
+                    % (self._label, settings.join_s, endpoint(settings.root_host, settings.root_port), self._waits_as)
                 ) from None
             except _Gone as gone:
                 self._stream.abort()
@@ -149,7 +152,7 @@ class Member:
         self._label = str(self.node)
         self.rejoined, self.entered, self.outlived = (welcome[name] for name in ("rejoined", "entered", "outlived"))
         nodes = await self._receive_within(patience_s, "nodes")
-        self.servers, self.workers = nodes["servers"], nodes["workers"]
+        self.servers, self.workers, self.began_with = nodes["servers"], nodes["workers"], nodes["began_with"]
 
     def close_door(self) -> None:
         """To who has not connected yet. Idempotent, as close(), which does it as well."""
@@ -211,7 +214,7 @@ class Member:
         return message
 
     async def _hear(self) -> Optional[dict]:
-        """None: it was a word between the scheduler and this, or this came back to another one."""
+        """None: it was a word of the scheduler to this alone, or this came back to another one."""
         try:
             message = await self._stream.receive()
         except ProtocolError as error:
@@ -222,6 +225,10 @@ class Member:
             return None
         if message["kind"] == "noted":
             self._outbox.forget(message["count"])
+            return None
+        if message["kind"] == "waits":
+            self._waits_as = message["text"]
+            log.warning("%s: waiting to join: %s", self._label, self._waits_as)
             return None
         return message
 
@@ -363,7 +370,11 @@ def _join_message(settings: Settings, host: str, door: Optional[DoorStep]) -> di
         "rank": settings.rank,
         "version": __version__,
         "protocol": PROTOCOL_VERSION,
-        "counts": {"DMLC_NUM_WORKER": settings.num_workers, "DMLC_NUM_SERVER": settings.num_servers},  # None: it joins
+        "counts": {  # of one that joins the first two are None
+            "DMLC_NUM_WORKER": settings.num_workers,
+            "DMLC_NUM_SERVER": settings.num_servers,
+            "P3_MAX_WORKERS": settings.max_workers,
+        },
         "settings": {  # or nodes would cut, add or order tensors differently
             "P3_SLICE_ELEMENTS": settings.slice_elements,
             "P3_PARTITIONS": settings.partitions,

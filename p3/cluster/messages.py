@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping
 from p3.errors import ProtocolError
 from p3.plan.key_plan import REDUCTIONS, UPDATES
 
-PROTOCOL_VERSION = 15
+PROTOCOL_VERSION = 16
 MAX_BYTES_BEFORE_JOIN = 4 << 10
 MAX_BYTES = 16 << 20
 MAX_GROUPS = 16  # of layers, in a worker's report of its waits
@@ -167,7 +167,7 @@ FIELDS: Dict[str, Dict[str, Check]] = {
         # Of a node that has lost the scheduler of a running job, and has found another one in its place: its rank, and
         # how many messages that count it had heard (journal.py).
         "back": _or_none(_object({"rank": _int, "heard": _int})),
-        "enters": _bool,  # a job that runs, in the place of a worker that has departed
+        "enters": _bool,  # a job that runs, in a place that no worker has
     },
     "ready": {},  # its connections to the other nodes stand
     "announce": {
@@ -257,7 +257,10 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     },
     "welcome_back": {"noted": _int},  # so many of this node's messages that count are known; the others come again
     "noted": {"count": _int},  # the same, now and then
-    "nodes": {"servers": _list_of(_SERVER), "workers": _list_of(_WORKER)},  # by rank; right behind it
+    # Right behind it, by rank; of workers all that there may be, null for a place that no process has had. The job has
+    # begun with so many.
+    "nodes": {"servers": _list_of(_SERVER), "workers": _list_of(_or_none(_WORKER)), "began_with": _int},
+    "waits": {"text": _str},  # to a process that wants to enter a running job: why it still waits
     "start": {},
     # `predecessor`: the key whose other plan this is; wire_key itself: none.
     "define": {"store": _int, "name": _name, **_PLAN, "predecessor": _int},
@@ -290,8 +293,9 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     "released": {"store": _int},  # all have, and it is gone: its number is free
     "option_agreed": {"store": _int, "name": _str, "value": _flat},
     "counters": {"number": _int, "servers": _list_of(_counters)},  # by the servers' ranks
-    # Ranks that were not in it any more; and those that have entered the job at it, and take part from the next one on.
-    "barrier_done": {"number": _int, "departed": _list_of(_int), "entered": _list_of(_int)},
+    # All ranks that are part of the job; and those of them that have entered it there, and take part from the next
+    # barrier on.
+    "barrier_done": {"number": _int, "members": _list_of(_int), "entered": _list_of(_int)},
     "write_snapshot": {"round": _int},  # to servers
     "snapshot_wanted": {"number": _int},  # to workers, a question: where are you?
     # And the answer: behind that step; 0: not now. `ends`: and then the job ends.
@@ -322,8 +326,8 @@ FIELDS: Dict[str, Dict[str, Check]] = {
 
 # Messages about a moment, of connections that come and go: a scheduler that takes another one's place can do without.
 _OF_A_MOMENT = frozenset(
-    "join ready welcome nodes start late report worker_reported server_reported abort welcome_back noted van watch "
-    "accepted look view ended".split()
+    "join ready waits welcome nodes start late report worker_reported server_reported abort welcome_back noted van "
+    "watch accepted look view ended".split()
 )  # fmt: skip
 
 

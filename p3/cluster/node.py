@@ -29,7 +29,16 @@ _TEMPORARY = 0x01  # linux/if_addr.h, IFA_F_TEMPORARY: of IPv6, and another one 
 class Node(NamedTuple):
     role: str
     rank: int
-    host: str
+    host: str  # of the process that is this node now: it stays the same node if another one takes its place
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Node) and self[:2] == other[:2]
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self[:2])
 
     def __str__(self) -> str:
         return "%s %d (%s)" % self

@@ -5,7 +5,7 @@ Every contradiction is a RendezvousError whose text names both nodes and both va
 
 from __future__ import annotations
 
-from typing import Dict, List
+from typing import Any, Dict, List, Optional
 
 from p3.cluster.messages import PROTOCOL_VERSION
 from p3.cluster.node import Node, is_loopback
@@ -15,9 +15,10 @@ from p3.errors import RendezvousError
 class Rendezvous:
     """join() each node as it comes; once complete(), assign() gives all of them their ranks."""
 
-    def __init__(self, host: str, num_workers: int, num_servers: int) -> None:
+    def __init__(self, host: str, num_workers: int, num_servers: int, max_workers: Optional[int] = None) -> None:
         self._label = "scheduler (%s)" % host
         self._wanted = {"worker": num_workers, "server": num_servers}
+        self._counts = {"DMLC_NUM_WORKER": num_workers, "DMLC_NUM_SERVER": num_servers, "P3_MAX_WORKERS": max_workers}
         self._joined: List[dict] = []  # `join` messages, as they came
 
     def join(self, message: dict) -> None:
@@ -54,8 +55,7 @@ class Rendezvous:
 
     def _check_version(self, message: dict) -> None:
         self._check_protocol(message)
-        counts = {"DMLC_NUM_WORKER": self._wanted["worker"], "DMLC_NUM_SERVER": self._wanted["server"]}
-        _compare(label_of(message), message["counts"], self._label, counts)
+        _compare(label_of(message), message["counts"], self._label, self._counts)
 
     def _check_protocol(self, message: dict) -> None:
         label = label_of(message)
@@ -124,8 +124,12 @@ def _compare(label: str, values: dict, other_label: str, other_values: dict) -> 
         if values.get(name) != other_values.get(name):
             raise RendezvousError(
                 "%s has %s=%s, but %s has %s=%s: they must be the same on all nodes"
-                % (label, name, values.get(name), other_label, name, other_values.get(name))
+                % (label, name, _shown(values.get(name)), other_label, name, _shown(other_values.get(name)))
             )
+
+
+def _shown(value: Any) -> str:
+    return "unset" if value is None else str(value)
 
 
 def label_of(join: dict) -> str:

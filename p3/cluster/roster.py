@@ -16,8 +16,9 @@ from p3.cluster.watching.view import Reports
 class Entry:
     """A node that has joined: its control connection and what is known of its life."""
 
-    def __init__(self, stream: Optional[channel.Stream], join: dict) -> None:
-        """Without a stream: it had joined the scheduler that was here before, and is to come back."""
+    def __init__(self, stream: Optional[channel.Stream], join: Optional[dict]) -> None:
+        """Without a stream: it had joined the scheduler that was here before, and is to come back. `join` None: nobody
+        has this place yet."""
         self.stream, self.join = stream, join
         self.untold = Outbox()  # while it is not here
         self.noted = 0  # messages of its that are in the journal
@@ -28,8 +29,8 @@ class Entry:
         self.last_round = 0
         self.link = LinkShare(0.0, 0.0)  # as its last heartbeat has told
         self.reports = Reports()  # for those who watch
-        self.left = False
-        self.gone = False  # lost, and perhaps replaced; of one that has departed, `left` as well
+        self.left = join is None
+        self.gone = join is None  # lost, and perhaps replaced; of one that has departed, `left` as well
         self.catches_up = False  # takes a lost worker's place, and hears of nothing until it is ready
 
     def __str__(self) -> str:
@@ -60,7 +61,7 @@ class Entry:
 class Roster:
     def __init__(self) -> None:
         self.entries: List[Entry] = []  # in the order of joining
-        self.by_node: Dict[Node, Entry] = {}  # once ranks are given
+        self.by_node: Dict[Node, Entry] = {}  # once ranks are given; with places that nobody has yet
 
     def assign(self, nodes: List[Node]) -> None:
         """The ranks, in the order of joining."""
@@ -68,9 +69,22 @@ class Roster:
             entry.node = node
             self.by_node[node] = entry
 
+    def add_places(self, role: str, ranks: Iterable[int]) -> None:
+        """That nobody has yet."""
+        for rank in ranks:
+            entry = Entry(None, None)
+            entry.node = Node(role, rank, "nobody yet")
+            self.by_node[entry.node] = entry
+
     def replace(self, node: Node, entry: Entry) -> None:
-        self.entries[self.entries.index(self.by_node[node])] = self.by_node[node] = entry
-        entry.node = node
+        """Another process is that node from here on."""
+        former = self.by_node.pop(node)
+        entry.node = node._replace(host=entry.join["host"])
+        self.by_node[entry.node] = entry
+        if former in self.entries:
+            self.entries[self.entries.index(former)] = entry
+        else:
+            self.entries.append(entry)
 
     def find(self, role: str, rank: int) -> Optional[Entry]:
         return next((entry for node, entry in self.by_node.items() if (node.role, node.rank) == (role, rank)), None)

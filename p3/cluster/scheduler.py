@@ -9,7 +9,8 @@ servers are told to `stop` -> they have said `bye`. The first failure anywhere, 
 job instead: all others get its text (`abort`), and the scheduler exits with 1. But with P3_ON_WORKER_LOSS=wait the
 others wait for a lost worker, until another process of its rank has joined (vacancies.py), and with "continue" they go
 on without it (`departed`). And a scheduler that has a journal leaves it to another one, if it dies (journal.py): the
-nodes come back to that. Into a job that goes on without lost workers others may enter in their places (entrances.py).
+nodes come back to that. Into a job that goes on without lost workers others may enter, in their places or in those that
+it has had from the beginning for workers to come (entrances.py).
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class Scheduler:
         self._secret = settings.job_secret()
         self._listener = listener
         self._label = "scheduler (%s)" % settings.root_host
-        self._rendezvous = Rendezvous(settings.root_host, settings.num_workers, settings.num_servers)
+        self._rendezvous = Rendezvous(
+            settings.root_host, settings.num_workers, settings.num_servers, settings.max_workers
+        )
         self._roster = Roster()
         self._agreement: Optional[Agreement] = None  # from `welcome` on, as the next three
         self._stragglers: Optional[Stragglers] = None
@@ -292,11 +295,14 @@ class Scheduler:
         roster.assign(nodes)
         workers, servers = roster.nodes("worker"), roster.nodes("server")
         common = roster.by_node[workers[0]].join["settings"]
+        to_come = range(len(workers), settings.places)
         self._agreement = Agreement(
-            workers, servers, common["P3_SLICE_ELEMENTS"], common["P3_PARTITIONS"], self._strategy
+            workers, servers, common["P3_SLICE_ELEMENTS"], common["P3_PARTITIONS"], self._strategy, to_come
         )
         machines = [roster.by_node[worker].join["machine"] for worker in workers]
-        self._stragglers = Stragglers(workers, machines, settings.straggler_s, settings.stuck_s)
+        roster.add_places("worker", to_come)
+        machines += [("of rank", rank) for rank in to_come]  # whatever that will be: nobody pushes for it
+        self._stragglers = Stragglers(roster.nodes("worker"), machines, settings.straggler_s, settings.stuck_s)
         self._vacancies = Vacancies(settings, self._label, roster, self._agreement, self._end, self._fail, self._report)
         self._entrances = Entrances(
             settings, self._label, roster, self._rendezvous, self._agreement, self._end, self._decide, self._depart,
@@ -304,12 +310,13 @@ class Scheduler:
         )  # fmt: skip
 
     def _nodes(self) -> dict:
-        def told(role: str, *fields: str) -> List[dict]:
+        def told(role: str, *fields: str) -> List[Optional[dict]]:
             joins = [self._roster.by_node[node].join for node in self._roster.nodes(role)]
-            return [{field: join[field] for field in fields} for join in joins]
+            return [None if join is None else {field: join[field] for field in fields} for join in joins]
 
+        workers = told("worker", "host", "local", "machine")
         servers = told("server", "host", "port", "local", "machine")
-        return {"kind": "nodes", "servers": servers, "workers": told("worker", "host", "local", "machine")}
+        return {"kind": "nodes", "servers": servers, "workers": workers, "began_with": self._settings.num_workers}
 
     def _on_message(self, entry: Entry, message: dict) -> None:
         kind = message["kind"]
@@ -379,6 +386,8 @@ class Scheduler:
         entry = self._roster.find("worker", late["worker"])
         if entry is not None and self._settings.goes_on_without and (entry.gone or entry.catches_up):
             return
+        if entry is not None:
+            self._stragglers.name(entry.node)
         now = time.monotonic()
         waited_s = min(late["waited_s"], self._vacancies.filled_for_s(late["worker"], now))
         waited_long = waited_s >= min(self._settings.straggler_s, late["waited_s"])
@@ -610,7 +619,7 @@ def open_listener(settings: Settings, listen_fd: Optional[int]) -> socket.socket
 
 def _provide_descriptors(settings: Settings) -> None:
     each = descriptors.PER_NODE_TLS if settings.tls else descriptors.PER_NODE
-    nodes = settings.num_workers + settings.num_servers
+    nodes = settings.places + settings.num_servers
     spare = 2 * MAX_UNPROVED
     descriptors.provide(each * nodes, "scheduler (%s)" % settings.root_host, "%d nodes" % nodes, spare)
 

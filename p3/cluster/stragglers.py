@@ -39,10 +39,14 @@ class Stragglers:
         self, workers: Sequence[Node], machines: Sequence[Hashable], straggler_s: float, stuck_s: float
     ) -> None:
         """`machines`: of each worker."""
-        self._workers, self._machines = workers, machines
+        self._workers, self._machines = list(workers), machines
         self._straggler_s, self._stuck_s = straggler_s, stuck_s
         self._reported: Dict[int, _Reported] = {}
         self._leader_said: Dict[Hashable, float] = {}  # by machine: when its leader has last named one of its workers
+
+    def name(self, worker: Node) -> None:
+        """That is who has its rank now."""
+        self._workers[worker.rank] = worker
 
     def note(self, sender: Node, late: dict, now: float) -> Optional[str]:
         """What the log is to say, if anything. DisagreementError if the job fails of it."""

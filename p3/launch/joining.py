@@ -1,4 +1,4 @@
-"""`p3 join`: this process becomes a worker of a job that runs, in the place of one that the job has lost."""
+"""`p3 join`: this process becomes a worker of a job that runs, in the place of a lost one or as a further one."""
 
 from __future__ import annotations
 

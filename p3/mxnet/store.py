@@ -75,7 +75,7 @@ class Store:
         # That engine would wait for a round before it copies what the round waits for.
         first_piece = sys.maxsize if self.engine_is_naive else session.slice_elements
         self.engine = _mxnet.MXNetEngine(session.core, mx.base._LIB._name, first_piece)
-        session.entrance.exclude("MXNet's stores, of which not all is handed on")
+        session.entrance.exclude(choices.MXNET, "MXNet's stores, of which not all is handed on")
         self.number = session.new_store()
         self.keys = {}
         self.outdated = set()  # keys that take a new value at their next init

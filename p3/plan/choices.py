@@ -85,13 +85,14 @@ VECTOR = Choice("a key of one dimension", "a bias, a scale")
 SNAPSHOTS = Choice("snapshots", "`P3_SNAPSHOT_DIR`", "P3_SNAPSHOT_DIR is set")
 REPLACED = Choice("replacing lost workers", "`P3_ON_WORKER_LOSS=wait`", "P3_ON_WORKER_LOSS=wait is set")
 LEAVING = Choice("going on without lost workers", "`P3_ON_WORKER_LOSS=continue`", "P3_ON_WORKER_LOSS=continue is set")
+GROWING = Choice("more workers than at the start", "`P3_MAX_WORKERS`, `p3 run --max-workers`")
 AGGREGATION = Choice("local aggregation", "`P3_LOCAL_AGGREGATION=1`", "P3_LOCAL_AGGREGATION")
 CHECK = Choice("P3_CHECK", "in PyTorch")
 
 # of the front end and of the script.
 
 TORCH = Choice("training with p3.torch")
-MXNET = Choice("a store of MXNet", "`set_gradient_compression`, `compression_params`")
+MXNET = Choice("a store of MXNet")
 GPU = Choice("parameters on a GPU", "in PyTorch")
 SCALER = Choice("a loss scaler", "AMP in MXNet")
 CLIPPING = Choice("clipping by the norm that the servers tell", "`store.set_clipping()` in MXNet")

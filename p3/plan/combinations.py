@@ -13,7 +13,7 @@ from typing import Iterator, NamedTuple, Optional, Tuple
 
 from p3.plan.choices import (
     ADDED_UP, AGGREGATION, AVERAGE, AWAITED, BY_SERVERS, BY_STEPS, BY_WORKERS, CHECK, CLIPPED, CLIPPING, CLOSURE,
-    Choice, DENSE, DGC, ENCODED, ENCODED_BACK, FACTORS, GPU, INDEPENDENT, JOIN, JOINT, LATE_SCALER, LEAVING,
+    Choice, DENSE, DGC, ENCODED, ENCODED_BACK, FACTORS, GPU, GROWING, INDEPENDENT, JOIN, JOINT, LATE_SCALER, LEAVING,
     LOCAL_STEPS, LOW_RANK, MEAN, MOVING, MXNET, NAMED_SCALER, NORM, NOT_FLOAT32, NO_RULE, OTHER_RULE, PLAIN, RELEASE,
     REPLACED, RESIDUAL, RESIDUAL_BACK, ROWS, SCALER, SGD, SHOWN_MEANS, SNAPSHOTS, STALE, STATE_FILES, STEPS_TAKEN,
     TORCH, TRAINERS, UNAWAITED, UNNAMED_SCALER, VECTOR, WEIGHTS, WEIGHTS_OF_ENDED,
@@ -172,6 +172,8 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
               "Leave P3_LOCAL_AGGREGATION unset"),
     Exclusion(LEAVING, (MOVING,), "rows that move would be lost with a worker",
               "Set P3_PARTITIONS, before the key is declared; or unset P3_ON_WORKER_LOSS"),
+    _gives_way(GROWING, (LOCAL_STEPS, MXNET), "what a worker has of its own there, nobody hands on to one that joins",
+               "Nobody joins, and the places of further workers stay empty, which the log says"),
     Exclusion(REPLACED, (NO_RULE,), "the workers have the weights, and a lost one has taken them with it",
               "Let the servers update (update_on_kvstore=True, and an optimizer that they know), or unset "
               "P3_ON_WORKER_LOSS"),

@@ -104,14 +104,17 @@ async def _serve(settings: Settings) -> None:
                 outlives_scheduler=member.outlived,
             )
             provide_for(settings, label, len(member.workers), "workers", 0)  # how many are local, it is not told
+            first = range(member.began_with)
             vans = await member.unless_aborted(
-                accept_workers(member.door, settings.job_secret(), label, range(len(member.workers)), settings=settings)
+                accept_workers(member.door, settings.job_secret(), label, first, settings=settings)
             )
             if not settings.outlives_workers:
                 member.close_door()
             for rank, van in sorted(vans.items()):
                 worker = Node("worker", rank, member.workers[rank]["host"])
                 core.add_worker(rank, van.socket.detach(), str(worker), ring=van.ring, tls=van.tls)
+            for rank in range(member.began_with, len(member.workers)):
+                core.leave_empty(rank, "worker %d (which has joined)" % rank)
             watch = await member.unless_aborted(member.open_watch())
             core.add_watch(watch.socket.detach(), "the scheduler (%s)" % settings.root_host, tls=watch.tls)
             await member.start()
@@ -122,7 +125,7 @@ async def _serve(settings: Settings) -> None:
             core.start()
             member.outlive(core)
             at_end.callback(core.stop)
-            log.info("%s: started with %d workers", label, len(member.workers))
+            log.info("%s: started with %d workers", label, member.began_with)
             await _follow(member, core, lost_workers, settings)
         except (ConfigError, RendezvousError, P3Error) as error:  # all hear why, by the scheduler; of an abort it knows
             text = _labelled(label, error) if isinstance(error, P3Error) else str(error)

@@ -50,7 +50,8 @@ def rank() -> int:
 
 
 def size() -> int:
-    """Number of workers in the job."""
+    """Number of workers with which the job has begun. Where lost workers do not end it there may be fewer, and where
+    others join it more: members()."""
     return _job.current().num_workers
 
 
@@ -59,12 +60,13 @@ def members(round: Optional[int] = None, state: Any = None) -> Tuple[int, ...]:
     not end it (P3_ON_WORKER_LOSS=continue). The same on every worker: all call it at the same point, where data is
     shared out anew, and it waits for them.
 
-    With `round`, how many epochs or steps are behind all of them, another process may join the job here, in the place
-    of a worker that has departed (`p3 join`, `p3 run --rejoin`). Its script runs from the beginning: p3.torch.resume()
-    returns this `round`, and the `state` that the first worker gives here (a dict as of snapshot(): the learning rate
-    scheduler's state_dict, the sampler's, the scaler's ...); DistributedOptimizer gets weights, buffers and the
-    optimizer's state; and its first members(round) is this very call. So it calls nothing collective between
-    DistributedOptimizer and that, and all wait for it meanwhile. ValueError in the middle of a step.
+    With `round`, how many epochs or steps are behind all of them, another process may join the job here (`p3 join`, `p3
+    run --rejoin`), in the place of a worker that has departed or, up to P3_MAX_WORKERS, as a further one. Its script
+    runs from the beginning: p3.torch.resume() returns this `round`, and the `state` that the first worker gives here (a
+    dict as of snapshot(): the learning rate scheduler's state_dict, the sampler's, the scaler's ...);
+    DistributedOptimizer gets weights, buffers and the optimizer's state; and its first members(round) is this very
+    call. So it calls nothing collective between DistributedOptimizer and that, and all wait for it meanwhile.
+    ValueError in the middle of a step.
     """
     return _snapshots.members(_job.current(), round, state)
 

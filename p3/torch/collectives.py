@@ -70,8 +70,9 @@ def broadcast_object(value: Any = None, src: int = 0) -> Any:
     is none of them, as no pickle is read from a socket. ValueError on all workers, too, if `src` has departed.
     """
     session = job.current()
-    if not 0 <= src < session.num_workers:
-        raise ValueError("src is %r; the workers are 0 to %d" % (src, session.num_workers - 1))
+    ranks = _ranks(session)
+    if src not in ranks:
+        raise ValueError("src is %r; the workers are 0 to %d" % (src, len(ranks) - 1))
     (text,) = _gathered(session, [src], value)
     if text is None:
         raise ValueError("src is %d, and that worker has departed" % src)
@@ -79,11 +80,16 @@ def broadcast_object(value: Any = None, src: int = 0) -> Any:
 
 
 def all_gather_object(value: Any) -> List[Any]:
-    """Every worker's `value`, by rank, on every worker; None in the place of one that has departed. Values as in
-    broadcast_object()."""
+    """Every worker's `value`, by rank, on every worker; None in the place of one that has departed. Where others have
+    joined as further workers, up to the highest rank of the last members(). Values as in broadcast_object()."""
     session = job.current()
-    texts = _gathered(session, range(session.num_workers), value)
+    texts = _gathered(session, _ranks(session), value)
     return [None if text is None else json.loads(text) for text in texts]
+
+
+def _ranks(session: Session) -> range:
+    """That workers may have; the same on all between two calls of members()."""
+    return range(max(session.num_workers, max(session.agreed_members) + 1))
 
 
 def _gathered(session: Session, ranks: Any, value: Any) -> List[Optional[bytes]]:

@@ -1,5 +1,5 @@
-"""Entering a job that runs, in the place of a worker that has departed: the part of workers, those that are there and
-the one that comes. What the scheduler does with it is in p3/cluster/entrants.py.
+"""Entering a job that runs, in the place of a worker that has departed, or in one that none has had yet: the part of
+workers, those that are there and the one that comes. What the scheduler does with it is in p3/cluster/entrants.py.
 
 All workers call agree_on_members(round) at the same point of their program, with nothing under way. Whoever enters
 does so at the end of that barrier. Then the first worker gives it what the servers do not hold: a tree, as a snapshot
@@ -12,6 +12,7 @@ never come.
 from __future__ import annotations
 
 import io
+import logging
 import time
 import zlib
 from typing import Any, Callable, Optional, Set, Tuple
@@ -19,10 +20,14 @@ from typing import Any, Callable, Optional, Set, Tuple
 import numpy as np
 
 from p3._core import P3Error
+from p3.plan import choices, combinations
+from p3.plan.choices import Choice
 from p3.snapshots import tree
 from p3.worker import streams
 from p3.worker.control import Patience
 from p3.worker.links.link import Link
+
+log = logging.getLogger("p3")
 
 # The store whose keys bring what the first worker gives: beyond all that scripts make, so the same on one that does not
 # know yet how many there are.
@@ -39,17 +44,21 @@ class Entrance:
         self.barrier: int = entered["barrier"]  # at whose end this process has entered; 0: it was there from the start
         self.round: int = entered["round"]  # that was given there
         self.is_on_trial = link.entered is not None
+        self.members: Tuple[int, ...] = tuple(range(session.num_workers))  # as all have agreed on last
         self.given: Any = None  # by the first worker, as agree() has it; of a process that has entered
+        self._has_room = link.places > link.num_workers  # for more than the job has begun with
         self._problem = ""  # why nobody can enter this job
         self._has_resumed = False
         self._inited: Set[int] = set()  # handles of keys, while it is on trial
 
     # What stands in its way
 
-    def exclude(self, what: str) -> None:
-        """Nobody can enter a job whose workers have that. ValueError if this process has."""
+    def exclude(self, choice: Choice, what: str) -> None:
+        """Nobody can enter a job whose workers have that, as `what` says. ValueError if this process has."""
         if self.barrier:
             raise ValueError("%s: this process has joined a running job, and %s cannot" % (self._session.label, what))
+        if not self._problem and self._has_room and self._session.is_first:
+            log.warning("%s: %s", self._session.label, combinations.yielding(choices.GROWING, choice))
         self._problem = self._problem or "its workers have %s" % what
 
     def note_resumed(self) -> None:
@@ -92,10 +101,11 @@ class Entrance:
         while True:
             if mark is not None:
                 self._rest()
-            departed, entered = self._session.barriers.enter("agree_on_members()", mark)
+            members, entered = self._session.barriers.enter("agree_on_members()", mark)
             self.is_on_trial = False
             if not entered:
-                return tuple(rank for rank in range(self._session.num_workers) if rank not in departed)
+                self.members = tuple(members)
+                return self.members
             self._give(self._session.first, give)
             more()
 
@@ -144,6 +154,7 @@ class Entrance:
         content = _decoded(self._share(self._session.first, None))
         self._session.stores.follow(content["stores"])
         self.given = content["given"]
+        self.members = self._session.members
 
     def _share(self, giver: int, content: Optional[np.ndarray]) -> np.ndarray:
         """That of worker `giver`, who is the first; None: of another one."""

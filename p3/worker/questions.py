@@ -14,15 +14,15 @@ class Barriers:
     def __init__(self, session, link: Link, progress: Progress) -> None:
         self._session, self._send, self._progress = session, link.send, progress
         self._entered = self._done = session.entrance.barrier if session.past is None else session.past["barriers"]
-        # At the end of each that is awaited: ranks that were not in it, and those that have entered the job there.
+        # At the end of each that is awaited: the ranks of all workers, and of those that have entered the job there.
         self._ends: Dict[int, Tuple[List[int], List[int]]] = {}
         session.handle("barrier_done", self._on_done)
 
     def enter(self, of: str, mark: Optional[dict] = None) -> Tuple[List[int], List[int]]:
-        """See Session.barrier. Returns the ranks of those who had departed by its end, and of those who have entered
-        the job there, where a `mark` says that they may (messages.py)."""
+        """See Session.barrier. Returns the ranks of all workers at its end, and of those of them who have entered the
+        job there, where a `mark` says that they may (messages.py)."""
         if not self._progress.barrier():
-            return [], []
+            return list(self._session.members), []
         with self._session.changed:
             self._entered += 1
             number = self._entered
@@ -35,7 +35,7 @@ class Barriers:
 
     def _on_done(self, message: dict) -> None:
         self._done = max(self._done, message["number"])
-        self._ends[message["number"]] = message["departed"], message["entered"]
+        self._ends[message["number"]] = message["members"], message["entered"]
 
 
 class ServerCounters:

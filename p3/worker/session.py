@@ -435,6 +435,12 @@ class Session(Control):
         return self._members.ranks
 
     @property
+    def agreed_members(self) -> Tuple[int, ...]:
+        """The same as agree_on_members() returned it last, on every worker between the same calls; before the first one
+        all with which the job has begun. With those who have departed since."""
+        return self.entrance.members
+
+    @property
     def is_first(self) -> bool:
         """Whether this worker does what one does for all: it gives first values, and completes snapshots. Rank 0, or if
         that has departed, who has been there longest: of those from the beginning the lowest rank."""
@@ -450,10 +456,11 @@ class Session(Control):
         of them still. Blocks as barrier() does.
 
         With a `round`, a number of steps or epochs that is behind all of them and the same on all, a process may join
-        the job here (P3_JOIN), in the place of a worker that has departed. It is a member of those that are returned,
-        has the round and the first worker's `state` (a tree, p3.snapshots.tree) from resume(), and begins with this
-        very call, which returns when it has come so far; until then it declares its keys and gives each its init(),
-        which brings the value that the servers have. All operations must be complete: it waits for them.
+        the job here (P3_JOIN), in the place of a worker that has departed or, up to P3_MAX_WORKERS, as a further one.
+        It is a member of those that are returned, has the round and the first worker's `state` (a tree,
+        p3.snapshots.tree) from resume(), and begins with this very call, which returns when it has come so far; until
+        then it declares its keys and gives each its init(), which brings the value that the servers have. All
+        operations must be complete: it waits for them.
         """
         self.check()
         own = tree.checked(state, "state")

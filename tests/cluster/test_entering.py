@@ -26,11 +26,12 @@ def announcement(name, shape=3):
 class Scheduler:
     """What p3/cluster/scheduler.py and entrances.py make of messages, without connections."""
 
-    def __init__(self, workers, journal=()):
+    def __init__(self, workers, journal=(), places=()):
+        """`places`: of workers to come."""
         self.workers = workers
-        self.agreement = Agreement(workers, SERVERS)
-        self.entrants = Entrants(self.agreement, workers, SERVERS)
-        self.told = {node: [] for node in [*workers, *SERVERS]}
+        self.agreement = Agreement(workers, SERVERS, vacant=[node.rank for node in places])
+        self.entrants = Entrants(self.agreement, [*workers, *places], SERVERS)
+        self.told = {node: [] for node in [*workers, *places, *SERVERS]}
         self.journal = []
         self.candidates = {}  # on the way, by node
         self.replays = True
@@ -129,7 +130,7 @@ class Worker:
         self.node, self.program, self.at, self.barriers = node, program, at, barriers
         self.awaits = None  # the kind, and the fields, of what it waits for
         self.todo = []  # calls before the program goes on
-        self.members = []  # at each mark that it has passed: (number, ranks that had departed, those that entered)
+        self.members = []  # at each mark that it has passed: (number, ranks that are there, those that entered)
         self.has_said_bye = False
 
     def is_ready(self, told):
@@ -140,7 +141,7 @@ class Worker:
     def next(self, told):
         if self.awaits is not None and self.awaits[0] == "barrier_done":
             done = next(message for message in told if fits(message, *self.awaits))
-            self.members.append((done["number"], tuple(done["departed"]), tuple(done["entered"])))
+            self.members.append((done["number"], tuple(done["members"]), tuple(done["entered"])))
             if done["entered"]:  # all wait for it at one more
                 self.todo.insert(0, ("mark", self.at - 1))
         self.awaits = None
@@ -173,10 +174,11 @@ def fits(message, kind, fields):
 @settings(max_examples=600, deadline=None)
 @given(st.data())
 def test_whoever_is_left_comes_to_the_end_with_those_that_have_entered(data):
-    count = data.draw(st.integers(2, 4), "workers")
+    first, count = data.draw(st.sampled_from([(1, 2), (1, 3), (2, 2), (2, 4), (3, 3), (3, 4), (4, 4)]), "workers")
     program = data.draw(st.lists(st.sampled_from(CALLS), min_size=1, max_size=7), "program")
-    nodes = [Node("worker", rank, "w%d" % rank) for rank in range(count)]
-    scheduler = Scheduler(nodes)
+    every = [Node("worker", rank, "w%d" % rank) for rank in range(count)]
+    nodes, places = every[:first], every[first:]
+    scheduler = Scheduler(nodes, places=places)
     alive = {node: Worker(node, program) for node in nodes}
     answered = dict.fromkeys(SERVERS, 0)
     coming, standing, events = [], {}, 0  # and those whose connections stand: (step, barriers), by node
@@ -218,7 +220,7 @@ def test_whoever_is_left_comes_to_the_end_with_those_that_have_entered(data):
                 events += 1
                 before = scheduler
                 coming, standing = [], {}
-                scheduler = Scheduler(nodes, before.journal)
+                scheduler = Scheduler(nodes, before.journal, places)
                 for node, told in before.told.items():
                     assert scheduler.told[node][: len(told)] == told, node
             elif isinstance(turn, Candidate):
@@ -293,6 +295,18 @@ def test_no_rank_is_given_twice_while_servers_have_not_answered():
     assert [one["rank"] for one in scheduler.told[SERVERS[0]] if one["kind"] == "admit"] == [0, 1, 2]
 
 
+def test_a_place_that_none_has_had_is_taken_before_that_of_a_lost_worker():
+    nodes = [Node("worker", rank, "w%d" % rank) for rank in range(4)]
+    scheduler = Scheduler(nodes[:2], places=nodes[2:])
+    scheduler.depart(nodes[0])
+    waiting = scheduler.entrants.waiting = [Candidate(None), Candidate(3), Candidate(None), Candidate(None)]
+    last = waiting[-1]
+    mark(scheduler, nodes[1:2])
+    assert [one["rank"] for one in scheduler.told[SERVERS[0]] if one["kind"] == "admit"] == [3, 2, 0]
+    assert scheduler.entrants.waiting == [last] and scheduler.entrants.free == []
+    assert scheduler.told[nodes[1]] == [{"kind": "departed", "rank": 0}]  # it waits at the mark
+
+
 def admit(scheduler, candidate):
     for server in SERVERS:
         scheduler.hear(server, {"kind": "admitted", "rank": candidate, "problem": ""})
@@ -312,12 +326,12 @@ def test_one_enters_at_the_end_of_the_barrier_and_all_wait_for_it_at_the_next():
     kinds = [message["kind"] for message in scheduler.told[nodes[2]]]
     assert kinds == ["agreed", "members"] and scheduler.told[nodes[2]][0]["catch_up"] == 0
     assert scheduler.told[nodes[2]][1]["ranks"] == [0, 1, 2]
-    done = {"kind": "barrier_done", "number": 1, "departed": [], "entered": [2]}
+    done = {"kind": "barrier_done", "number": 1, "members": [0, 1, 2], "entered": [2]}
     assert all(scheduler.told[node][-1] == done for node in nodes[:2])
     mark(scheduler, nodes[:2], number=2)
     assert all(scheduler.told[node][-1] == done for node in nodes[:2])
     mark(scheduler, nodes[2:], number=2)
-    done = {"kind": "barrier_done", "number": 2, "departed": [], "entered": []}
+    done = {"kind": "barrier_done", "number": 2, "members": [0, 1, 2], "entered": []}
     assert all(scheduler.told[node][-1] == done for node in nodes)
 
 
@@ -356,7 +370,7 @@ def test_one_with_another_script_is_refused_and_what_it_said_forgotten():
         scheduler.hear(nodes[2], announcement("w", shape=4))
     scheduler.depart(nodes[2])
     mark(scheduler, nodes[:2], number=2)
-    done = {"kind": "barrier_done", "number": 2, "departed": [2], "entered": []}
+    done = {"kind": "barrier_done", "number": 2, "members": [0, 1], "entered": []}
     assert scheduler.told[nodes[0]][-1] == done
     scheduler.entrants.waiting.append(Candidate(2))
     mark(scheduler, nodes[:2], number=3)
@@ -387,7 +401,7 @@ def test_workers_that_are_at_different_rounds_are_an_error_by_name():
 def test_nobody_enters_where_something_speaks_against_it_nor_twice_at_a_mark():
     scheduler, nodes = at_a_mark()
     here, *others = scheduler.entrants.waiting = [Candidate(1), Candidate(None), Candidate(None)]  # 1 is there
-    done = {"kind": "barrier_done", "number": 1, "departed": [2], "entered": []}
+    done = {"kind": "barrier_done", "number": 1, "members": [0, 1], "entered": []}
     mark(scheduler, nodes[:2], problem="they have LocalSteps")
     assert scheduler.told[nodes[0]][-1] == done and scheduler.entrants.waiting == [here, *others]
     mark(scheduler, nodes[:2], number=2)

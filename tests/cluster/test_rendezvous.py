@@ -7,6 +7,7 @@ import pytest
 from p3.cluster.messages import PROTOCOL_VERSION
 from p3.cluster.node import Node
 from p3.cluster.rendezvous import Rendezvous
+from p3.cluster.roster import Entry, Roster
 from p3.errors import RendezvousError
 
 
@@ -21,7 +22,7 @@ def join(role, rank=None, host="10.0.0.1", port=0, pid=1, counts=(2, 1), protoco
         "pid": pid,
         "version": "1",
         "protocol": protocol,
-        "counts": {"DMLC_NUM_WORKER": counts[0], "DMLC_NUM_SERVER": counts[1]},
+        "counts": dict(zip(("DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "P3_MAX_WORKERS"), (*counts, None))),
         "settings": dict({"P3_SLICE_ELEMENTS": 50000}, **settings),
     }
 
@@ -36,11 +37,7 @@ def rendezvous_of(*joins, workers=2, servers=1):
 def test_ranks_are_given_as_asked():
     rendezvous = rendezvous_of(join("worker", 1), join("server", 0), join("worker", 0, host="10.0.0.2"))
     assert rendezvous.complete()
-    assert rendezvous.assign() == [
-        Node("worker", 1, "10.0.0.1"),
-        Node("server", 0, "10.0.0.1"),
-        Node("worker", 0, "10.0.0.2"),
-    ]
+    assert list(map(str, rendezvous.assign())) == ["worker 1 (10.0.0.1)", "server 0 (10.0.0.1)", "worker 0 (10.0.0.2)"]
 
 
 def test_without_ranks_the_order_is_by_host_and_process_whoever_comes_first():
@@ -85,6 +82,26 @@ def test_other_counts_than_the_schedulers_are_refused():
     text = r"has DMLC_NUM_WORKER=3, but scheduler \(10.0.0.9\) has DMLC_NUM_WORKER=2"
     with pytest.raises(RendezvousError, match=text):
         rendezvous_of(join("worker", counts=(3, 1)))
+
+
+def test_another_number_of_places_than_the_schedulers_is_refused():
+    text = r"has P3_MAX_WORKERS=4, but scheduler \(10.0.0.9\) has P3_MAX_WORKERS=unset"
+    with pytest.raises(RendezvousError, match=text):
+        rendezvous_of(join("worker", counts=(2, 1, 4)))
+    Rendezvous("10.0.0.9", 2, 1, 4).join(join("worker", counts=(2, 1, 4)))
+
+
+def test_a_node_is_the_same_wherever_its_process_is():
+    roster, (node,) = Roster(), rendezvous_of(join("worker", counts=(1, 0)), workers=1, servers=0).assign()
+    roster.entries.append(Entry(None, join("worker")))
+    roster.assign([node])
+    roster.add_places("worker", [1, 2])
+    assert roster.nodes("worker") == [Node("worker", rank, "anywhere") for rank in range(3)]
+    for rank in (0, 2):
+        roster.replace(Node("worker", rank, "of old"), Entry(None, join("worker", host="10.0.0.7")))
+    assert [str(entry) for entry in roster.entries] == ["worker 0 (10.0.0.7)", "worker 2 (10.0.0.7)"]
+    assert [node.host for node in roster.nodes("worker")] == ["10.0.0.7", "nobody yet", "10.0.0.7"]
+    assert not roster.find("worker", 1).hears and roster.find("worker", 2).hears
 
 
 def test_another_protocol_is_refused():

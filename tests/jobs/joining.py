@@ -1,9 +1,10 @@
 """joining.py STEPS FOLDER: workers of NumPy of whom some die, and others join. With P3_ON_WORKER_LOSS=continue.
 
 As departing.py, with gradients of small whole numbers that follow from rank and step, so that sums are exact. All agree
-on their members before every fifth step, and take snapshots where the job does. P3S_DEATHS: as there. P3S_GATES, steps
-separated by commas: before these they wait for a file "go-STEP" in FOLDER, and say so. P3S_DIES, in a process that
-joins: "trial", before its first agree_on_members(); "frozen": it stops there; "late": it comes there after 3 s.
+on their members before every fifth step, and take snapshots and resume where the job does. P3S_DEATHS: as there.
+P3S_GATES, steps separated by commas: before these they wait for a file "go-STEP" in FOLDER, and say so. P3S_DIES, in a
+process that joins: "trial", before its first agree_on_members(); "frozen": it stops there; "late": it comes there after
+3 s.
 """
 
 import os
@@ -40,8 +41,10 @@ def main():
         session.set_optimizer(weights, departing.SGD)
         keys = departing.declared(session, bits, weights)
         for key, value in keys.values():
-            session.init(key, value.copy() if session.is_first else None, value).wait(60)
-        sampler = p3.SplitSampler(SAMPLES, rank, session.num_workers, seed=3)
+            given = session.resumed_value(key)
+            session.init(key, value.copy() if given is None and session.is_first else given, value).wait(60)
+            session.restore(key)
+        sampler = p3.SplitSampler(SAMPLES, seed=3)
         if joins:
             assert state == {"step": first}, state
             if dies == "trial":

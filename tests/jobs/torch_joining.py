@@ -1,7 +1,9 @@
 """torch_joining.py MODE FOLDER: workers of PyTorch of whom ranks 0 and 2 die behind step 4; others take their places at
 step 8, once FOLDER has a file "go". With P3_ON_WORKER_LOSS=continue. Leaves the weights of each worker in FOLDER.
+torch_joining.py MODE FOLDER FIRST LAST: so many begin, nobody dies, and at step 8 others join until there are so many.
 
-MODE is one of MODES. alone(MODE): the same in one process, without P3: on the joined batch of those who are there.
+MODE is one of MODES. alone(MODE, there): the same in one process, without P3: on the joined batch of who is `there` at
+each step, losing() or growing().
 """
 
 import os
@@ -47,13 +49,18 @@ def optimizer_of(mode, model):
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.95**step), options
 
 
-def here_at(step):
+def losing(step):
     return [rank for rank in range(WORKERS) if rank not in GONE or not DIE_AT <= step < JOIN_AT]
 
 
-def train(mode, folder):
+def growing(first, last):
+    return lambda step: list(range(first if step < JOIN_AT else last))
+
+
+def train(mode, folder, *numbers):
     import p3.torch
 
+    there = growing(*map(int, numbers)) if numbers else losing
     first, state = p3.torch.resume()
     rank = p3.torch.rank()
     model = Model(1 + first)  # other weights, where they are to come from the others
@@ -65,7 +72,7 @@ def train(mode, folder):
         if step == DIE_AT:
             optimizer.synchronize()  # so that all that it has pushed has landed
             p3.torch.barrier()
-            if rank in GONE:
+            if rank not in there(DIE_AT):
                 os.kill(os.getpid(), signal.SIGKILL)
             p3.torch.barrier()
         if step == JOIN_AT and first == 0:
@@ -75,7 +82,7 @@ def train(mode, folder):
         if step % 4 == 0:
             members = p3.torch.members(step, {"schedule": schedule.state_dict()})
             print("worker %d at %d knows %s" % (rank, step, list(members)), flush=True)
-            assert list(members) == here_at(step), (step, members)
+            assert list(members) == there(step), (step, members)
         inputs, targets = batch(rank, step)
         if mode == "weighed":
             optimizer.weigh(rank + 1)
@@ -84,19 +91,21 @@ def train(mode, folder):
         optimizer.step()
         schedule.step()
         if step % 3 == 0:
-            here = here_at(step)
+            here = there(step)
             assert p3.torch.all_reduce(torch.tensor([1.0, rank])).tolist() == [len(here), sum(here)], step
             said = p3.torch.all_gather_object(rank)
-            assert said == [other if other in here else None for other in range(WORKERS)], (step, said)
+            ranks = range(len(here) if numbers else WORKERS)
+            assert said == [other if other in here else None for other in ranks], (step, said)
+            assert p3.torch.broadcast_object(rank, here[-1]) == here[-1], step
     optimizer.synchronize()
     torch.save(model.state_dict(), os.path.join(folder, "%d.pt" % rank))
 
 
-def alone(mode):
+def alone(mode, there):
     model = Model(1)
     optimizer, schedule, options = optimizer_of(mode, model)
     for step in range(STEPS):
-        here = here_at(step)
+        here = there(step)
         shares = [rank + 1 if mode == "weighed" else 1 for rank in here]
         optimizer.zero_grad()
         for rank, share in zip(here, shares):

@@ -112,6 +112,9 @@ def test_what_cannot_be_asked_for_is_refused(run_job):
         (("--min-workers", "3", "--restarts", "1"), "--min-workers 3, -n 2, --max-workers 2: need --min"),
         (("--max-workers", "1", "--restarts", "1"), "--min-workers 2, -n 2, --max-workers 1: need --min"),
         (("--min-workers", "1"), "add --restarts K"),
+        (("--min-workers", "1", "--on-worker-loss", "continue"), "add --restarts K"),
+        (("--max-workers", "3"), "add --restarts K, or --on-worker-loss continue"),
+        (("--max-workers", "1", "--on-worker-loss", "continue"), "--max-workers 1: need --min"),
     ):
         finished = run_job("", 2, 1, options=options)
         assert finished.code == 1 and text in finished.err, finished

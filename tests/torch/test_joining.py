@@ -42,12 +42,34 @@ def test_the_weights_are_those_of_training_on_the_joined_batch_of_who_is_there(t
     for one in joining:
         assert one.wait(20).code == 0
     assert (said + ended.out).count("has joined the job\n") >= 2, ended
-    states = [torch.load(tmp_path / ("%d.pt" % rank)) for rank in range(job.WORKERS)]
+    require_weights(tmp_path, mode, job.losing)
+
+
+def require_weights(folder, mode, there):
+    states = [torch.load(folder / ("%d.pt" % rank)) for rank in there(job.STEPS)]
     tolerance = {"sgd int8": 3e-2, "both ways": 5e-2}.get(mode, 2e-5)
-    for name, expected in job.alone(mode).items():
+    for name, expected in job.alone(mode, there).items():
         assert all(torch.equal(states[0][name], other[name]) for other in states[1:]), name
         difference = (states[0][name] - expected).abs().max().item()
         assert difference <= tolerance, (name, difference)
+
+
+@pytest.mark.parametrize(
+    "first, last, mode",
+    [(1, 3, "servers"), (1, 3, "here"), (1, 3, "weighed"), (2, 4, "adam clipping"), (2, 4, "both ways")],
+)
+def test_a_job_that_grows_trains_as_on_the_joined_batch_of_who_is_there(tmp_path, processes, first, last, mode):
+    command = [str(SCRIPTS / "torch_joining.py"), mode, str(tmp_path), str(first), str(last)]
+    run = p3_run(tmp_path, processes, first, command, "--max-workers", str(last), P3_CHECK="1")
+    said = run.read_until("waits for go", times=first)
+    joining = []
+    for _ in range(first, last):
+        joining.append(p3_join(tmp_path, processes, run, command, P3_CHECK="1"))
+        said += run.read_until("waits to join the job")
+    (tmp_path / "go").touch()
+    ended = run.wait(100)
+    assert ended.code == 0 and all(one.wait(20).code == 0 for one in joining), ended
+    require_weights(tmp_path, mode, job.growing(first, last))
 
 
 SCRIPT = """
@@ -138,11 +160,12 @@ def test_nobody_joins_where_workers_have_weights_of_their_own(tmp_path, processe
             time.sleep(0.01)
         print(p3.torch.members(0))
     """))
-    run = p3_run(tmp_path, processes, 3, [str(path)])
-    run.read_until("The others go on without it")
+    run = p3_run(tmp_path, processes, 3, [str(path)], "--max-workers", "4")
+    said = run.read_until("The others go on without it")
     joining = p3_join(tmp_path, processes, run, [str(path)])
-    run.read_until("waits to join the job")
+    said += run.read_until("waits to join the job")
     (tmp_path / "go").touch()
     ended, came = run.wait(60), joining.wait(60)
     assert ended.code == 0 and ended.out.count("(0, 2)") == 2, ended
+    assert (said + ended.err).count("more workers than at the start and local steps exclude each other") == 1, ended
     assert came.code == 1 and "nobody can join this job: its workers have LocalSteps" in came.err, came

@@ -102,6 +102,15 @@ def test_a_view_says_what_each_process_does():
     assert made["slowest_worker"] == 1 and made["slowest_server"] is None
 
 
+def test_workers_of_other_ranks_than_the_first_have_rows_of_their_own():
+    """As in a job that has grown, where a place between is empty."""
+    workers = [process(rank, 1, of_worker([1000]), 40) for rank in (0, 3)]
+    servers = [process(0, 1, of_server([0.0, 7.0, 7.0, 0.2]), 40)]
+    made = messages.check(view(120.0, 20.0, 10.0, workers, servers, Links()))
+    assert [(row["rank"], row["late_s"]) for row in made["workers"]] == [(0, 0.0), (3, 0.2)]
+    assert made["slowest_worker"] == 3
+
+
 def test_links_have_what_crosses_the_network_and_no_more():
     """Worker 0 sends 3000 to the other host and gets 1500; worker 1 sends 5000 and gets 2500."""
     first, second = job()["links"]

@@ -104,7 +104,7 @@ def view(
 ) -> dict:
     """`now`: by the clock of reports; `seconds`: for which the job has run. Rates are of the last `span_s` seconds, or
     of what reports there are."""
-    late = _lateness(len(workers), servers)
+    late = _lateness(workers, servers)
     of_workers = [_worker_row(one, now, span_s, late[one.rank]) for one in workers]
     of_servers = [_server_row(one, now, span_s) for one in servers]
     stretches = [one.reports.history.over(span_s).seconds for one in (*workers, *servers) if one.reports.at is not None]
@@ -172,10 +172,11 @@ def _server_row(server: Process, now: float, span_s: float) -> dict:
     }
 
 
-def _lateness(workers: int, servers: Sequence[Process]) -> List[float]:
-    """Of each worker: how late its pushes come, where that shows most."""
+def _lateness(workers: Sequence[Process], servers: Sequence[Process]) -> Dict[int, float]:
+    """Of each worker, by rank: how late its pushes come, where that shows most."""
     of_servers = [server.reports.last.get("late_s", []) for server in servers]
-    return [max([late[rank] for late in of_servers if rank < len(late)], default=0.0) for rank in range(workers)]
+    ranks = [worker.rank for worker in workers]
+    return {rank: max([late[rank] for late in of_servers if rank < len(late)], default=0.0) for rank in ranks}
 
 
 def _slowest_worker(rows: Sequence[dict]) -> Optional[int]:

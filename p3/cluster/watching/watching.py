@@ -89,7 +89,7 @@ class Watching:
             self._links.record(seconds, self._processes("worker"), self._processes("server"))
 
     def _processes(self, role: str) -> List[views.Process]:
-        return [self._process(node) for node in self._roster.nodes(role)]
+        return [self._process(node) for node in self._roster.nodes(role) if self._roster.by_node[node].join is not None]
 
     def _process(self, node: Node) -> views.Process:
         entry = self._roster.by_node[node]

@@ -20,6 +20,7 @@ from p3.frontend.local_steps.options import Options
 from p3.frontend.local_steps.together import Together
 from p3.frontend.local_steps.value import Global
 from p3.frontend.rounds import let_servers_divide
+from p3.plan import choices
 from p3.settings import Settings
 from p3.worker.key import Key
 from p3.worker.session import Session
@@ -39,7 +40,7 @@ class LocalTrainer(snapshots.Trainer):
     def __init__(self, session: Session, names: Sequence[str], options: Options, settings: Settings) -> None:
         """`names`: of the weights, in the order of the forward pass. Every worker at the same point, then begin().
         ValueError if rank 0 was given other numbers than this worker, or the strategy does not fit."""
-        session.entrance.exclude("LocalSteps, whose workers have weights of their own")
+        session.entrance.exclude(choices.LOCAL_STEPS, "LocalSteps, whose workers have weights of their own")
         self._session, self._options, self.schedule = session, options, options.schedule
         self.steps_taken = 0  # by this worker
         self._follows_deadlines = settings.priority != "off"

@@ -68,7 +68,7 @@ class Alike:
             log.warning(
                 "all %d workers had the same inputs in each of their first %d steps, as if nobody shared the data out: "
                 "give each worker its own, as torch.utils.data.DistributedSampler(dataset, p3.torch.size(), "
-                "p3.torch.rank()) does", self._session.num_workers, STEPS,
+                "p3.torch.rank()) does", len(self._session.members), STEPS,
             )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ class Frozen:
         """The first worker's, on every worker at the same point. Waits for them."""
         session, tensors = self._session, self._tensors()
         total, giver = _bytes(tensors), session.first
-        if total == 0 or session.num_workers == 1:
+        if total == 0 or len(session.members) == 1:  # who is not alone knows that, as do the others
             return
         store = session.new_store(self._strategy, OF_A_MOMENT)
         if not streams.give(session, store, total, giver, _Stream(tensors)):

@@ -49,7 +49,7 @@ class ClusterLink(Link):
         return str(Node("worker", worker, self._member.workers[worker]["host"]))
 
     def note_host(self, worker: int, host: str) -> None:
-        self._member.workers[worker] = dict(self._member.workers[worker], host=host)
+        self._member.workers[worker] = dict(self._member.workers[worker] or {}, host=host)
 
     def start(self, on_message: Callable[[dict], None], on_failure: Callable[[], None]) -> None:
         self._on_message = on_message
@@ -118,7 +118,7 @@ class ClusterLink(Link):
         settings, member = self.settings, self._member
         self.node = member.node
         self.rejoined, self.entered = member.rejoined, member.entered
-        self.num_workers = len(member.workers)
+        self.num_workers, self.places = member.began_with, len(member.workers)
         self.num_servers = len(member.servers)
         self.placement = member.placement
         machines = self.placement.workers

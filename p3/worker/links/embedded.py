@@ -29,7 +29,7 @@ _SERVER = Node("server", 0, "this process")
 
 class EmbeddedLink(Link):
     node = _WORKER
-    num_workers = 1
+    num_workers = places = 1
     num_servers = 1
     local_rank = 0
     local_size = 1

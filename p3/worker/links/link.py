@@ -21,7 +21,8 @@ class Link(ABC):
     settings: Settings
     core: P3Worker  # runs already
     node: Node  # this worker
-    num_workers: int
+    num_workers: int  # with which the job has begun
+    places: int  # how many there may be at once
     num_servers: int
     local_rank: int  # among the workers of this machine, by rank
     local_size: int  # how many they are
