@@ -143,6 +143,7 @@ TRAIN = """
 import os
 import numpy as np, p3
 with p3.Session.open() as session:
+    print("has begun", flush=True)
     first, _ = session.resume()
     key, landing = session.declare("w", (3,), "float32"), np.empty(3, np.float32)
     session.init(key, np.zeros(3, np.float32) if session.is_first else None, landing).wait(30)
@@ -162,6 +163,7 @@ def test_under_other_launchers_all_nodes_have_the_setting(make_cluster, tmp_path
     script = tmp_path / "joining.py"
     script.write_text(TRAIN)
     at = "127.0.0.1:%d" % cluster.port
+    nodes[2].read_until("has begun")  # who comes before that is refused
     joining = p3(tmp_path, processes, "join", "--at", at, sys.executable, str(script), P3_SECRET=SECRET)
     worker, came = nodes[2].wait(60), joining.wait(60)
     assert "worker 0 of [0, 1] has 2" in worker.out and "worker 1 of [0, 1] has 2" in came.out, (worker, came)
