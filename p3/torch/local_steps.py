@@ -206,7 +206,8 @@ class _Shared(job.Held, LocalTrainer):
     def __init__(self, optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module],
                  shared: List[Parameter], options: Options, settings: Settings) -> None:  # fmt: skip
         self._optimizer, self._kind, self._shared = optimizer, type(optimizer), {one.name: one for one in shared}
-        self._is_stepping = self._shows_global = False
+        self._is_stepping = False
+        self._own: Optional[Dict[str, torch.Tensor]] = None  # its weights, while the model has the global ones
         self._places = _places(models, shared)
         self.control: Optional[Control] = None
         super().__init__(job.current(), list(self._shared), options, settings)
@@ -224,14 +225,22 @@ class _Shared(job.Held, LocalTrainer):
 
     def _take_own(self, resumed: Dict[str, Any]) -> None:
         self._optimizer.load_state_dict(resumed["optimizer"])
-        self.control.take(resumed["buffers"])
+        self._take_tensors(resumed)
+
+    def _take_tensors(self, saved: Dict[str, Any]) -> None:
+        self.control.take(saved["buffers"])
         with torch.no_grad():
             for name, one in self._shared.items():
-                one.tensor.copy_(resumed["weights"][name])
+                one.tensor.copy_(saved["weights"][name])
 
     @property
     def parameters(self) -> List[Parameter]:
         return list(self._shared.values())
+
+    @property
+    def shows_global(self) -> bool:
+        """Whether the model has the global weights, and not this worker's own."""
+        return self._own is not None
 
     # Steps
 
@@ -267,7 +276,7 @@ class _Shared(job.Held, LocalTrainer):
         super().after_step()
 
     def _require_own_weights(self, of: str) -> None:
-        if self._shows_global:
+        if self._own is not None:
             raise RuntimeError("%s within global_weights(), behind which the parameters become this worker's own "
                                "again, and it would be lost: leave the with block before" % of)  # fmt: skip
 
@@ -305,13 +314,13 @@ class _Shared(job.Held, LocalTrainer):
     def global_weights(self) -> Iterator[None]:
         self._require_own_weights("global_weights()")
         values, own = self.values(), {name: one.tensor.detach().clone() for name, one in self._shared.items()}
-        self._shows_global = True
+        self._own = own
         try:
             for name, value in values.items():
                 self.merge(name, value, 0.0)
             yield
         finally:
-            self._shows_global = False
+            self._own = None
             with torch.no_grad():
                 for name, one in self._shared.items():
                     one.tensor.copy_(own[name])
@@ -333,12 +342,37 @@ class _Shared(job.Held, LocalTrainer):
 
     def own_state(self) -> Dict[str, Any]:
         self._require_own_weights("snapshot()")
-        return {
-            **super().own_state(),
-            "weights": {name: one.tensor for name, one in self._shared.items()},
-            "buffers": self.control.values(),
-            "optimizer": self._kind.state_dict(self._optimizer),
-        }
+        return {**super().own_state(), **self._of_this_worker()}
+
+    def _of_this_worker(self) -> Dict[str, Any]:
+        own = {name: one.tensor.detach() for name, one in self._shared.items()} if self._own is None else self._own
+        return {"weights": own, "buffers": self.control.values(), "optimizer": self._kind.state_dict(self._optimizer)}
+
+    def own_part(self, of: str) -> Dict[str, Any]:
+        """What a checkpoint of the global model and of rank 0's state_dict() lacks of this worker; also within
+        global_weights(). On every worker at the same point, in `of`, a call of the script."""
+        self._require_same_steps(of)
+        return {"step": self.steps_taken, **self._of_this_worker()}
+
+    def take_own_part(self, read: Callable[[], Optional[Dict[str, Any]]], of: str) -> None:
+        """Of the checkpoint that the model and load_state_dict() have been given; on every worker at the same point.
+        `read`: gives what own_part() gave, or None where there is none: that worker begins with the checkpoint's model.
+        If none has any, rank 0's weights become the global ones, as of a checkpoint of another training."""
+        part: Optional[Dict[str, Any]] = None
+        with self._together.failing(of):
+            part = read()
+            if part is not None:
+                self._take_part(part, of)
+        if not any(self._together.numbers(int(part is not None), "for other workers in %s" % of).values()):
+            self.broadcast()
+
+    def _take_part(self, part: Dict[str, Any], of: str) -> None:
+        if part["step"] != self.steps_taken:
+            raise ValueError("%s: %s: this worker's part is of step %d, and the rest of step %d: they are of different "
+                             "checkpoints" % (self._session.label, of, part["step"], self.steps_taken))  # fmt: skip
+        self._require_names(part["weights"], of)
+        self._kind.load_state_dict(self._optimizer, part["optimizer"])
+        self._take_tensors(part)
 
     def release(self, why: str = "") -> None:
         self._require_own_weights("release()")

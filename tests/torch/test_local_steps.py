@@ -1,5 +1,6 @@
 """Local steps: jobs against plain implementations of the papers in one process, and what is refused."""
 
+import copy
 import re
 import sys
 
@@ -348,6 +349,21 @@ def test_nothing_is_lost_within_global_weights(made):
     assert optimizer.stats()["step"] == 0
     step(model, optimizer)
     assert optimizer.stats()["step"] == 1
+
+
+def test_a_part_of_another_checkpoint_is_refused(made):
+    model = small_model()
+    optimizer = made(model)
+    step(model, optimizer)
+    with optimizer.global_weights():  # own weights are in it all the same
+        part = copy.deepcopy(optimizer._p3_local.own_part("save"))
+    own = [one.detach().clone() for one in model.parameters()]
+    optimizer.take_global()
+    optimizer._p3_local.take_own_part(lambda: part, "load")
+    assert all(map(torch.equal, own, model.parameters()))
+    step(model, optimizer)
+    with pytest.raises(ValueError, match="load: this worker's part is of step 1, and the rest of step 2"):
+        optimizer._p3_local.take_own_part(lambda: part, "load")
 
 
 def test_a_model_that_was_changed_behind_it_is_an_error_that_names_the_parameter(made):
