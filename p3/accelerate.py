@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-from typing import Any, Iterator, List
+from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 import torch
 
@@ -25,6 +25,7 @@ except ModuleNotFoundError as error:
 
 import p3.torch
 from p3.trainers import gradients
+from p3.trainers.local import Local
 
 __all__ = ["Accelerator"]
 
@@ -50,11 +51,15 @@ class Accelerator(accelerate.Accelerator):
     """As accelerate's, which says what its methods do. Every worker makes the same calls in the same order.
 
     prepare() gets each optimizer with its models, or after them. ValueError names what P3 cannot do.
+
+    `local_steps`: the arguments of p3.torch.LocalSteps, as {"every": 30}: each worker trains by itself, and weights are
+    exchanged now and then. Then evaluate `with accelerator.global_weights():`, and end with take_global().
     """
 
     _is_preparing = _is_joining = False
 
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+    def __init__(self, *arguments: Any, local_steps: Optional[Mapping[str, Any]] = None, **keywords: Any) -> None:
+        self._local = Local(local_steps)
         given = inspect.signature(accelerate.Accelerator.__init__).bind(self, *arguments, **keywords).arguments
         _require_alone(given)
         join()
@@ -62,9 +67,10 @@ class Accelerator(accelerate.Accelerator):
         self.require_fitting()
 
     @classmethod
-    def take_over(cls, accelerator: accelerate.Accelerator) -> None:
+    def take_over(cls, accelerator: accelerate.Accelerator, local: Local) -> None:
         """One that a framework has made, after join(), becomes P3's. ValueError as of a new one."""
         accelerator.__class__ = cls
+        accelerator._local = local
         accelerator.require_fitting()
 
     def require_fitting(self) -> None:
@@ -128,7 +134,7 @@ class Accelerator(accelerate.Accelerator):
                 "prepare() has not seen the model of which this optimizer has parameters: pass it to the same "
                 "prepare(), or to one before: accelerator.prepare(model, optimizer)"
             )
-        gradients.distribute(optimizer.optimizer, models)
+        self._local.distribute(optimizer.optimizer, models)
 
     def _inner(self) -> List[torch.optim.Optimizer]:
         return [one.optimizer for one in self._optimizers]
@@ -159,7 +165,7 @@ class Accelerator(accelerate.Accelerator):
         gradients.clip_value(self._inner(), _listed(parameters), clip_value)
 
     def _require_clipping(self, name: str) -> None:
-        if not self.sync_gradients:
+        if not self.sync_gradients and not self._local.is_on:
             raise ValueError("%s while gradients are accumulated would clip those of this worker alone: call it in `if "
                              "accelerator.sync_gradients:`" % name)  # fmt: skip
         if self._is_joining:
@@ -173,6 +179,9 @@ class Accelerator(accelerate.Accelerator):
         if self.even_batches if even_batches is None else even_batches:
             yield
             return
+        if self._local.is_on:
+            raise ValueError("join_uneven_inputs: with local_steps all workers take the same number of steps: leave "
+                             "even_batches=True")  # fmt: skip
         if self._schedulers:
             raise ValueError("join_uneven_inputs: a worker that has run out of batches cannot step a scheduler with "
                              "the others; do not prepare the scheduler, or leave even_batches=True")  # fmt: skip
@@ -192,6 +201,40 @@ class Accelerator(accelerate.Accelerator):
             self._is_joining = False
             for one, value in zip(samplers, before):
                 one.even_batches = value
+
+    # Local steps: what is evaluated and saved has the global weights
+
+    @contextlib.contextmanager
+    def global_weights(self) -> Iterator[None]:
+        """With local_steps: within it the prepared models have the global weights, to evaluate or to save them. Without
+        it does nothing."""
+        with self._local.shown():
+            yield
+
+    def take_global(self) -> None:
+        """With local_steps, at the end of a training: the prepared models have the global weights from here on. On
+        every worker; RuntimeError if some have taken more steps than others. Without it does nothing."""
+        self._local.end()
+
+    def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> Dict[str, Any]:
+        """As Accelerate's; with local_steps a copy of the global weights."""
+        with self.global_weights():
+            state = super().get_state_dict(model, unwrap)
+            return {name: value.clone() for name, value in state.items()} if self._local.is_on else state
+
+    def save_state(self, output_dir: Any = None, *arguments: Any, **keywords: Any) -> Any:
+        folder = super().save_state(output_dir, *arguments, **keywords)
+        self._local.save_in(folder, "save_state()")
+        return folder
+
+    def load_state(self, input_dir: Any = None, *arguments: Any, **keywords: Any) -> None:
+        folders: List[str] = []
+        hook = self.register_load_state_pre_hook(lambda _models, folder: folders.append(folder))
+        try:
+            super().load_state(input_dir, *arguments, **keywords)
+        finally:
+            hook.remove()
+        self._local.load_from(folders[0], "load_state()")
 
 
 def _require_alone(given: Any) -> None:

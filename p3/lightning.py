@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any, Callable, Dict, Iterator, Optional
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional
 
 import torch
 
@@ -31,6 +31,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 import p3.torch
 from p3.torch.requirements import parameters_of
 from p3.trainers import gradients
+from p3.trainers.local import Local, Part
 
 __all__ = ["Strategy"]
 
@@ -40,9 +41,16 @@ class Strategy(DDPStrategy):
 
     Making it joins the job. How many workers there are, and where, is the launcher's to say: Trainer's `devices` and
     `num_nodes` may be left out.
+
+    `local_steps`: the arguments of p3.torch.LocalSteps, as {"every": 30}: each worker trains by itself, and weights are
+    exchanged now and then. What is validated, saved, and there at the end are the global ones.
     """
 
-    def __init__(self, checkpoint_io: Any = None, precision_plugin: Optional[Precision] = None) -> None:
+    def __init__(self, checkpoint_io: Any = None, precision_plugin: Optional[Precision] = None,
+                 local_steps: Optional[Mapping[str, Any]] = None) -> None:  # fmt: skip
+        self._local_steps, self._local = local_steps, Local(local_steps)
+        self._shown = contextlib.ExitStack()  # while it validates
+        self._resumed_from: Any = None
         p3.torch.process_group()
         super().__init__(
             cluster_environment=_Workers(), checkpoint_io=checkpoint_io, precision_plugin=precision_plugin
@@ -114,8 +122,9 @@ class Strategy(DDPStrategy):
             if isinstance(optimizer, torch.optim.LBFGS):
                 raise ValueError("LBFGS computes gradients within its step, for which Lightning would clip and call "
                                  "its hooks before P3 has the mean ones: use another optimizer")  # fmt: skip
+        self._local = Local(self._local_steps)
         for optimizer in self.optimizers:
-            gradients.distribute(optimizer, [self.model])
+            self._local.distribute(optimizer, [self.model])
         self.optimizers = self.optimizers  # Lightning's wrappers have the classes that their optimizers had before
         self.precision_plugin.backward = self._backward
         self.precision_plugin.clip_grad_by_norm = self._clip_norm
@@ -143,6 +152,68 @@ class Strategy(DDPStrategy):
     def block_backward_sync(self) -> Iterator[None]:
         with gradients.no_sync(self.optimizers):
             yield
+
+    # Local steps: what is evaluated and saved has the global weights
+
+    def on_validation_start(self) -> None:
+        super().on_validation_start()
+        self._shown.enter_context(self._local.shown())
+
+    def on_validation_end(self) -> None:
+        self._shown.close()
+        super().on_validation_end()
+
+    def on_train_end(self) -> None:
+        self._local.end()
+        super().on_train_end()
+
+    def teardown(self) -> None:
+        self._shown.close()  # if an exception has ended the validation
+        super().teardown()
+
+    def lightning_module_state_dict(self) -> Dict[str, Any]:
+        with self._local.shown():
+            state = super().lightning_module_state_dict()
+            return {name: _copied(value) for name, value in state.items()} if self._local.is_on else state
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> Dict[str, Any]:
+        return super().optimizer_state(optimizer) if self.is_global_zero or not self._local.is_on else {}
+
+    def save_checkpoint(self, checkpoint: Dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+        part = self._local.part("save_checkpoint()") if "optimizer_states" in checkpoint else None
+        if part is not None:
+            self.checkpoint_io.save_checkpoint({"optimizers": part}, _own(filepath), storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: Optional[bool] = None) -> Dict[str, Any]:
+        self._resumed_from = checkpoint_path
+        return super().load_checkpoint(checkpoint_path, weights_only)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        super().load_optimizer_state_dict(checkpoint)
+
+        def read() -> Optional[Part]:
+            try:
+                return self.checkpoint_io.load_checkpoint(_own(self._resumed_from), weights_only=True)["optimizers"]
+            except FileNotFoundError:
+                return None
+
+        self._local.take(read, "fit(ckpt_path=)")
+
+    def remove_checkpoint(self, filepath: Any) -> None:
+        super().remove_checkpoint(filepath)
+        if self._local.is_on:
+            self.checkpoint_io.remove_checkpoint(_own(filepath))
+
+
+def _own(checkpoint: Any) -> str:
+    """The file of this worker's part; beside what a link leads to."""
+    path = os.fspath(checkpoint)
+    return "%s.p3_local_%d" % (os.path.realpath(path) if os.path.islink(path) else path, p3.torch.rank())
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 class _Workers(ClusterEnvironment):

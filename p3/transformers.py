@@ -10,7 +10,7 @@ TRL's: `class Trainer(p3.transformers.OnP3, trl.SFTTrainer): pass`.
 from __future__ import annotations
 
 import multiprocessing
-from typing import Any
+from typing import Any, Mapping, Optional
 
 try:
     import transformers
@@ -21,6 +21,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(text, name="transformers") from None
 
 from p3.accelerate import Accelerator, join
+from p3.trainers.local import Local
 
 __all__ = ["OnP3", "Seq2SeqTrainer", "Trainer"]
 
@@ -29,12 +30,51 @@ if multiprocessing.parent_process() is None:  # a DataLoader's process that impo
 
 
 class OnP3:
-    """What a Trainer needs to train by P3; to be named before it among the bases."""
+    """What a Trainer needs to train by P3; to be named before it among the bases.
+
+    `local_steps`: the arguments of p3.torch.LocalSteps, as {"every": 30}: each worker trains by itself, and weights are
+    exchanged now and then. What is evaluated, saved, and there at the end are the global ones.
+    """
+
+    def __init__(self, *arguments: Any, local_steps: Optional[Mapping[str, Any]] = None, **keywords: Any) -> None:
+        self._local = Local(local_steps)
+        super().__init__(*arguments, **keywords)
 
     def create_accelerator_and_postprocess(self) -> None:
         _require_possible(self.args)
+        if self._local.is_on:  # each loss is of its worker's tokens, and no step waits to count the others'
+            self.args.average_tokens_across_devices = False
         super().create_accelerator_and_postprocess()
-        Accelerator.take_over(self.accelerator)
+        Accelerator.take_over(self.accelerator, self._local)
+
+    def evaluate(self, *arguments: Any, **keywords: Any) -> Any:
+        with self._local.shown():
+            return super().evaluate(*arguments, **keywords)
+
+    def predict(self, *arguments: Any, **keywords: Any) -> Any:
+        with self._local.shown():
+            return super().predict(*arguments, **keywords)
+
+    def save_model(self, *arguments: Any, **keywords: Any) -> None:
+        with self._local.shown():
+            super().save_model(*arguments, **keywords)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        self._local.save_in(output_dir, "a checkpoint")
+
+    def _load_optimizer_and_scheduler(self, checkpoint: Optional[str]) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            self._local.load_from(checkpoint, "resume_from_checkpoint")
+
+    def _finalize_training(self, *arguments: Any, **keywords: Any) -> Any:
+        self._local.end()
+        return super()._finalize_training(*arguments, **keywords)
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        self._local.broadcast()
 
 
 class Trainer(OnP3, transformers.Trainer):

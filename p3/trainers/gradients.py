@@ -19,10 +19,14 @@ from p3.torch.requirements import parameters_of
 
 def distribute(optimizer: torch.optim.Optimizer, models: Iterable[torch.nn.Module]) -> None:
     """Has P3 train its parameters, on every worker at the same point. ValueError if the models lack one of them."""
-    own = set(parameters_of(optimizer))
-    trained = [model for model in models if not own.isdisjoint(model.parameters())]
-    p3.torch.DistributedOptimizer(optimizer, trained, max_grad_norm=math.inf)
+    p3.torch.DistributedOptimizer(optimizer, of_models(optimizer, models), max_grad_norm=math.inf)
     optimizer._p3.act_as_ddp()
+
+
+def of_models(optimizer: torch.optim.Optimizer, models: Iterable[torch.nn.Module]) -> List[torch.nn.Module]:
+    """Those of which it has parameters."""
+    own = set(parameters_of(optimizer))
+    return [model for model in models if not own.isdisjoint(model.parameters())]
 
 
 def has_unknown(optimizer: Any, models: Iterable[torch.nn.Module]) -> bool:
@@ -33,18 +37,25 @@ def has_unknown(optimizer: Any, models: Iterable[torch.nn.Module]) -> bool:
 
 def is_distributed(optimizer: Any) -> bool:
     """Whether it is P3's already."""
-    return hasattr(optimizer, "_p3")
+    return hasattr(optimizer, "_p3") or hasattr(optimizer, "_p3_local")
+
+
+def _sharing(optimizers: Iterable[Any]) -> List[Any]:
+    """Those whose gradients all workers share: not those with local steps, whose gradients are each worker's own."""
+    return [one for one in optimizers if hasattr(one, "_p3")]
 
 
 def watch(optimizers: Iterable[Any]) -> None:
     """Behind each backward pass: from here to step() whoever looks at a gradient, or changes it, has the mean one."""
-    for optimizer in optimizers:
+    for optimizer in _sharing(optimizers):
         optimizer._p3.watch_gradients()
 
 
 def clip_norm(optimizers: Iterable[Any], parameters: Sequence[torch.Tensor], norm: float, kind: float) -> torch.Tensor:
     """torch's clip_grad_norm_ on the mean gradients; the norm before. `optimizers`: those that train the parameters."""
-    trained_by = training(optimizers, parameters)
+    trained_by = _sharing(training(optimizers, parameters))
+    if not trained_by:
+        return torch.nn.utils.clip_grad_norm_(parameters, norm, norm_type=kind)
     _require_trained(parameters, trained_by)
     if not _can_servers_tell(trained_by, parameters, norm, kind):
         _show(trained_by)
@@ -61,7 +72,7 @@ def clip_value(optimizers: Iterable[Any], parameters: Sequence[torch.Tensor], va
 
 
 def _show(optimizers: Iterable[Any]) -> None:
-    for optimizer in optimizers:
+    for optimizer in _sharing(optimizers):
         optimizer._p3.show_gradients()
 
 
@@ -77,7 +88,7 @@ def _can_servers_tell(optimizers: Sequence[Any], parameters: Iterable[torch.Tens
 def no_sync(optimizers: Iterable[Any]) -> Iterator[None]:
     """Within it, backward passes add up gradients and send nothing."""
     with contextlib.ExitStack() as stack:
-        for optimizer in optimizers:
+        for optimizer in _sharing(optimizers):
             stack.enter_context(optimizer.no_sync())
         yield
 

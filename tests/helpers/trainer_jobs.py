@@ -66,6 +66,22 @@ def require_no_wait(script, folder):
     assert told["never_waits"] == [{"ended": 3}]
 
 
+def require_same_as_in_a_loop(told):
+    """What each worker tells of local steps that a trainer took, and of the same in a plain loop."""
+    assert [differences(one["trained"], one["plain"], 1e-6) for one in told] == [[], []]
+    first, second = (one["trained"] for one in told)
+    assert first["losses"] != second["losses"]
+    assert first["weights"] == second["weights"] and first["evaluated"] == second["evaluated"]
+
+
+def require_resumed(begun, resumed):
+    """What each worker tells of a training, and of one that goes on from its checkpoint."""
+    for one, other in zip(begun, resumed):
+        count = len(other["losses"])
+        assert 0 < count < len(one["losses"])
+        assert (other["losses"], other["weights"]) == (one["losses"][-count:], one["weights"])
+
+
 def error(function):
     """What the ValueError says that the function raises; for the scripts."""
     try:

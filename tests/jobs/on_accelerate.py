@@ -5,6 +5,7 @@ Each worker writes what it has seen of every training to FOLDER/NAME.RANK.json.
 
 import contextlib
 import os
+import shutil
 import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -12,11 +13,14 @@ import this_job
 import torch
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import GradientAccumulationPlugin, set_seed
+from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from trainer_jobs import error, main
 
 if sys.argv[1] == "p3":
+    from local_loop import OPTIONS, UNDER_WAY, in_a_loop, weights
+
     from p3.accelerate import Accelerator
 else:
     from accelerate import Accelerator
@@ -261,6 +265,100 @@ def uneven(folder):
     return {"steps": steps, "weights": accelerator.gather(torch.cat(weights).unsqueeze(0)).tolist()}
 
 
+def locally(steps=8, save=None, resume=None, evaluate_at=(3, 4), local_steps=None):
+    """Local steps, of two batches each. Those of a resumed training begin behind the fourth."""
+    set_seed(3)
+    accelerator = Accelerator(cpu=True, local_steps=local_steps or OPTIONS, gradient_accumulation_steps=2)
+    net = model()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
+    net, optimizer, batches, scheduler = accelerator.prepare(net, optimizer, data(shuffle=False), scheduler)
+    told, taken = {"losses": [], "norms": [], "evaluated": []}, 0
+    if resume is not None:
+        accelerator.load_state(str(resume))
+        taken = UNDER_WAY
+        told["loaded"] = weights(net)
+        with accelerator.global_weights():
+            told["global"] = weights(net)
+    seen = []
+    while taken < steps:
+        for index, x, y in batches:
+            with accelerator.accumulate(net):
+                loss = nn.functional.cross_entropy(net(x), y)
+                accelerator.backward(loss)
+                told["losses"].append(loss.item() / 2)
+                seen.append(index.tolist())
+                if accelerator.sync_gradients:
+                    told["norms"].append(accelerator.clip_grad_norm_(net.parameters(), 0.5).item())
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            if not accelerator.sync_gradients:
+                continue
+            taken += 1
+            if taken in evaluate_at:
+                with accelerator.global_weights(), torch.no_grad():
+                    told["evaluated"].append(held_out(net))
+            if save is not None and taken == UNDER_WAY:
+                accelerator.save_state(str(save))
+    accelerator.take_global()
+    return {**told, "weights": weights(net)}, seen
+
+
+def held_out(net):
+    _, x, y = next(iter(DataLoader(data(7).dataset, 7)))
+    return nn.functional.cross_entropy(net(x), y).item()
+
+
+def local(folder):
+    told, seen = locally()
+    _, x, y = data().dataset.tensors
+    net = model()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
+    # Accelerate has a scheduler take as many steps as there are workers.
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    plain = in_a_loop(
+        net, optimizer, scheduler, list(zip(seen[::2], seen[1::2])),
+        lambda net, batch, batches: nn.functional.cross_entropy(net(x[batch]), y[batch]) / len(batches),
+        held_out, (3, UNDER_WAY), 0.5,
+    )  # fmt: skip
+    return {"trained": told, "plain": plain}
+
+
+def local_begun(folder):
+    told, _ = locally(save=folder, evaluate_at=[UNDER_WAY])
+    net = model()
+    net.load_state_dict(load_file(str(folder / "model.safetensors")))
+    with torch.no_grad():
+        told.update({"saved": held_out(net), "global": weights(net)})
+    return {**told, "files": sorted(path.name for path in folder.iterdir() if path.name.startswith("p3"))}
+
+
+def local_resumed(folder):
+    return locally(resume=folder.parent / "local_begun")[0]
+
+
+def local_lost(folder):
+    """Worker 1 has no part of its own any more, and begins with the global weights."""
+    own = folder / ("of_%s" % os.environ.get("RANK", "0"))
+    shutil.copytree(folder.parent / "local_begun", own)
+    (own / "p3_local_1.pt").unlink()
+    return locally(resume=own)[0]
+
+
+def local_of_other(folder):
+    """From a checkpoint of a training that has no local steps."""
+    told, _ = locally(steps=6, resume=folder.parent / "begun")
+    net = model()
+    net.load_state_dict(load_file(str(folder.parent / "begun" / "model.safetensors")))
+    return {**told, "saved": weights(net)}
+
+
+def local_lossy(folder):
+    """In a job that is to go on without lost workers."""
+    return {"refused": error(locally)}
+
+
 def refused(folder):
     import accelerate
     import p3.torch
@@ -269,6 +367,10 @@ def refused(folder):
     def wrapped_by_p3():
         net = model()
         return p3.torch.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net), net
+
+    def wrapped_by_local_steps():
+        net = model()
+        return p3.torch.LocalSteps(torch.optim.SGD(net.parameters(), lr=0.1), net, every=2), net
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     net = model()
@@ -289,6 +391,16 @@ def refused(folder):
         with two.join_uneven_inputs(nets, even_batches=False):
             pass
 
+    def join_locally():
+        with Accelerator(cpu=True, local_steps=OPTIONS).join_uneven_inputs([], even_batches=False):
+            pass
+
+    def compress_locally():
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        optimizer.param_groups[0]["compression"] = "int8"
+        Accelerator(cpu=True, local_steps=OPTIONS).prepare(net, optimizer)
+
     plain = model()
     return {
         "fsdp": error(lambda: Accelerator(fsdp_plugin=accelerate.FullyShardedDataParallelPlugin())),
@@ -301,6 +413,11 @@ def refused(folder):
         "clip": error(clip),
         "clip uneven": error(clip_uneven),
         "two optimizers uneven": error(join_two),
+        "local uneven": error(join_locally),
+        "local options": error(lambda: locally(local_steps=3)),
+        "local every": error(lambda: locally(local_steps={"every": 0})),
+        "local compression": error(compress_locally),
+        "local given": error(lambda: accelerator.prepare(*wrapped_by_local_steps())),
     }
 
 

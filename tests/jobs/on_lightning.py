@@ -21,6 +21,8 @@ from trainer_jobs import error, main
 
 BY_P3 = sys.argv[1] == "p3"
 if BY_P3:
+    from local_loop import OPTIONS, in_a_loop, weights
+
     import p3.lightning
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -263,6 +265,93 @@ class Predicting(Net):
         return self.net(batch[1]).tolist()
 
 
+class Local(Net):
+    """Steps of two batches each, the last one of an epoch included."""
+
+    def training_step(self, batch, number):
+        index, x, y = batch
+        loss = nn.functional.cross_entropy(self.net(x), y)
+        self.seen.append(index.tolist())
+        self.losses.append(loss.item() / 2)
+        return loss
+
+    def on_before_optimizer_step(self, optimizer):
+        self.norms.append(torch.cat([one.grad.flatten() for one in self.parameters()]).norm().item())
+
+    def validation_step(self, batch, number):
+        self.log("held_out", held_out(self), sync_dist=True)
+
+    def train_dataloader(self):
+        return DataLoader(data(), 2)
+
+
+def held_out(net):
+    _, x, y = data(7).tensors
+    with torch.no_grad():
+        return nn.functional.cross_entropy(net.net(x), y).item()
+
+
+def locally(folder, local_steps=None, resume=None, callbacks=(), epochs=4):
+    """Local steps, of which an epoch has two; each epoch is validated."""
+    net = Local()
+    run = lightning.Trainer(
+        accelerator="cpu", strategy=p3.lightning.Strategy(local_steps=local_steps or OPTIONS), max_epochs=epochs,
+        accumulate_grad_batches=2, gradient_clip_val=0.5, default_root_dir=str(folder), logger=False,
+        enable_checkpointing=bool(callbacks), callbacks=list(callbacks), enable_progress_bar=False,
+        enable_model_summary=False, num_sanity_val_steps=0,
+    )  # fmt: skip
+    run.fit(net, ckpt_path=resume and str(resume))
+    return run, net, {"losses": net.losses, "norms": net.norms, "evaluated": net.evaluated, "weights": weights(net)}
+
+
+def local(folder):
+    _, trained, told = locally(folder)
+    net, seen, (_, x, y) = Local(), trained.seen, data().tensors
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)  # of an epoch's steps
+
+    def loss_of(net, batch, batches):
+        return nn.functional.cross_entropy(net.net(x[batch]), y[batch]) / len(batches)
+
+    plain = in_a_loop(net, optimizer, scheduler, list(zip(seen[::2], seen[1::2])), loss_of, held_out, (2, 4, 6, 8), 0.5)
+    told.pop("norms")  # here they are those before clipping
+    plain.pop("norms")
+    return {"trained": told, "plain": plain}
+
+
+def local_begun(folder):
+    """Checkpoints with fragments under way; that of the third epoch goes, and its parts with it."""
+    keep = ModelCheckpoint(str(folder), "{epoch}", save_top_k=-1, save_last="link")
+    run, net, told = locally(folder, callbacks=[keep])
+    run.strategy.remove_checkpoint(str(folder / "epoch=2.ckpt"))
+    saved = Local()
+    saved.load_state_dict(torch.load(folder / "epoch=1.ckpt", weights_only=True)["state_dict"])
+    found = run.validate(net, verbose=False)[0]["held_out"]  # by the model as it is
+    told.update({"saved": held_out(saved), "validated": [found, held_out(net)]})
+    run.strategy.barrier()
+    return {**told, "files": sorted(path.name for path in folder.iterdir())}
+
+
+def local_resumed(folder):
+    return locally(folder, resume=folder.parent / "local_begun" / "epoch=1.ckpt")[2]
+
+
+def local_linked(folder):
+    """An epoch more, from the last checkpoint and by a link to it."""
+    begun = folder.parent / "local_begun"
+    return [locally(folder, resume=begun / name, epochs=5)[2] for name in ("epoch=3.ckpt", "last.ckpt")]
+
+
+def local_manual(folder):
+    """Two optimizers, each with local steps of its own."""
+    net = Manual()
+    own = p3.lightning.Strategy(local_steps={**OPTIONS, "fragments": 1})  # each has one layer
+    run = lightning.Trainer(accelerator="cpu", strategy=own, max_epochs=2, logger=False, enable_checkpointing=False,
+                            enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0)  # fmt: skip
+    run.fit(net)
+    return {"losses": net.losses, "weights": weights(net)}
+
+
 class OfP3(Net):
     def configure_optimizers(self):
         return p3.torch.DistributedOptimizer(torch.optim.SGD(self.parameters(), lr=0.1), self)
@@ -284,6 +373,8 @@ def refused(folder):
         "P3's optimizer": error(lambda: trainer(folder).fit(OfP3())),
         "LBFGS": error(lambda: trainer(folder).fit(OfLBFGS())),
         "workers": error(of_other_size),
+        "local options": error(lambda: locally(folder, local_steps="30")),
+        "local every": error(lambda: locally(folder, local_steps={"every": 0})),
         "precision": error(lambda: trainer(folder, plugins=[scaled]).fit(Net())),
     }
 

@@ -18,6 +18,8 @@ from trainer_jobs import error, main
 from transformers import EarlyStoppingCallback, GPT2Config, GPT2LMHeadModel, TrainerCallback, TrainingArguments
 
 if sys.argv[1] == "p3":
+    from local_loop import OPTIONS, UNDER_WAY, in_a_loop, weights
+
     from p3.transformers import Trainer
 else:
     from transformers import Trainer
@@ -232,6 +234,92 @@ def again(folder):
     return told
 
 
+class Locally(Trainer):
+    """Notes what this worker trains on, and the loss of each batch."""
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        self.seen.append(inputs.pop("index").tolist())
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self.losses.append(loss.item())
+        return loss
+
+    def prediction_step(self, model, inputs, *arguments, **keywords):
+        inputs.pop("index")
+        return super().prediction_step(model, inputs, *arguments, **keywords)
+
+
+def locally(folder, resume=None, local_steps=None, callbacks=(), **options):
+    """Local steps, of two batches each; in every third one it evaluates."""
+    given = {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 2, "max_steps": 8, "seed": 3,
+             "gradient_accumulation_steps": 2, "logging_steps": 1, "learning_rate": 0.01, "use_cpu": True,
+             "report_to": [], "save_strategy": "no", "eval_strategy": "steps", "eval_steps": 3, "max_grad_norm": 0.5,
+             "remove_unused_columns": False, "disable_tqdm": True, **options}  # fmt: skip
+    trainer = Locally(
+        model(), TrainingArguments(output_dir=str(folder), **given), train_dataset=samples(SAMPLES, 5),
+        eval_dataset=samples(7, 6), data_collator=collate, callbacks=list(callbacks),
+        compute_metrics=lambda found: {"logits": float(np.abs(found.predictions.astype(float)).mean())},
+        local_steps=local_steps or OPTIONS,
+    )  # fmt: skip
+    trainer.seen, trainer.losses = [], []
+    trainer.train(resume_from_checkpoint=resume)
+    log = trainer.state.log_history
+    return trainer, {
+        "losses": trainer.losses,
+        "norms": [one["grad_norm"] for one in log if "grad_norm" in one],
+        "evaluated": [one["eval_logits"] for one in log if "eval_logits" in one],
+        "weights": weights(trainer.model),
+    }
+
+
+def logits(net):
+    net.eval()
+    found = net(torch.tensor(np.stack([one["input_ids"] for one in samples(7, 6)]))).logits
+    net.train()
+    return found.detach().double().abs().mean().item()
+
+
+def local(folder):
+    trainer, told = locally(folder)
+    of_all, net, seen = samples(SAMPLES, 5), model(), trainer.seen
+    optimizer = Trainer(net, trainer.args, eval_dataset=trainer.eval_dataset).create_optimizer()
+    scheduler = transformers.get_linear_schedule_with_warmup(optimizer, 0, 8)
+
+    def loss_of(net, batch, batches):
+        labels = [torch.tensor(np.stack([of_all[index]["labels"] for index in one])) for one in (batch, *batches)]
+        ids = torch.tensor(np.stack([of_all[index]["input_ids"] for index in batch]))
+        counted = sum((one != -100).sum() for one in labels[1:])  # as the Trainer counts
+        return net(input_ids=ids, labels=labels[0], num_items_in_batch=counted).loss
+
+    plain = in_a_loop(net, optimizer, scheduler, list(zip(seen[::2], seen[1::2])), loss_of, logits, (3, 6, 8), 0.5)
+    return {"trained": told, "plain": plain}
+
+
+def local_begun(folder):
+    """A checkpoint with fragments under way, behind an evaluation."""
+    told = locally(folder, save_strategy="steps", save_steps=UNDER_WAY, eval_steps=UNDER_WAY)[1]
+    saved = GPT2LMHeadModel.from_pretrained(folder / ("checkpoint-%d" % UNDER_WAY))
+    return {**told, "saved": logits(saved), "files": [name for name in files(folder) if "p3" in name]}
+
+
+def local_resumed(folder):
+    resume = folder.parent / "local_begun" / ("checkpoint-%d" % UNDER_WAY)
+    return locally(folder, str(resume), eval_strategy="no")[1]
+
+
+def local_best(folder):
+    """Loaded at the end, from where training goes on, as evaluations do."""
+    trainer, told = locally(
+        folder, save_strategy="steps", save_steps=3, load_best_model_at_end=True, metric_for_best_model="logits",
+        greater_is_better=False,
+    )  # fmt: skip
+    best = GPT2LMHeadModel.from_pretrained(folder / ("checkpoint-%d" % trainer.state.best_global_step))
+    told.update({"best": weights(best), "logits": [trainer.evaluate()["eval_logits"], logits(best)]})
+    with trainer.optimizer.optimizer.global_weights():
+        told["global"] = weights(trainer.model)
+    trainer.train()
+    return {**told, "later": weights(trainer.model)}
+
+
 def refused(folder):
     import p3.torch
     from accelerate import PartialState
@@ -257,6 +345,8 @@ def refused(folder):
         "batch size": error(lambda: train(model(), auto_find_batch_size=True)),
         "optim": error(lambda: train(model(), optim="lomo")),
         "fp16": error(lambda: train(model(), fp16=True)),
+        "local options": error(lambda: locally(folder, local_steps="30")),
+        "local every": error(lambda: locally(folder, local_steps={"every": 0})),
         "late": error(lambda: train(model(), after=see_one_process)),
     }
 

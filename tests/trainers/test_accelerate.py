@@ -1,5 +1,7 @@
 """p3.accelerate.Accelerator beside Accelerate's own with DDP: the same loops, by the same script."""
 
+import re
+
 import pytest
 import trainer_jobs as jobs
 
@@ -9,7 +11,7 @@ pytestmark = pytest.mark.timeout(400)  # the first test waits for the jobs
 SCRIPT = "on_accelerate.py"
 LIKE_DDP = ["plain", "apart", "value_clipped", "accumulated", "accumulated_each", "halved", "compiled", "begun",
             "resumed", "two_models", "looked_at", "changed", "left_out", "written"]  # fmt: skip
-BY_P3_ALONE = ["uneven", "refused"]
+BY_P3_ALONE = ["uneven", "refused", "local", "local_begun", "local_resumed", "local_lost", "local_of_other"]
 
 
 @pytest.mark.parametrize("name", LIKE_DDP)
@@ -59,6 +61,38 @@ def test_workers_that_run_out_of_batches_follow_the_others(by_p3):
     assert first["weights"] == second["weights"] and first["weights"][0] == first["weights"][1]
 
 
+def test_local_steps_are_those_of_a_plain_loop(by_p3):
+    """Accumulated, clipped, with a scheduler; evaluations of the global weights, which are the models' at the end."""
+    jobs.require_same_as_in_a_loop(by_p3["local"])
+
+
+def test_local_steps_resume_with_the_same_bits(by_p3):
+    """From a checkpoint with fragments under way, of which the model has the global weights."""
+    jobs.require_resumed(by_p3["local_begun"], by_p3["local_resumed"])
+    for one in by_p3["local_begun"]:
+        assert one["saved"] == one["evaluated"][0]
+        assert one["files"] == ["p3_local_0.pt", "p3_local_1.pt"]
+
+
+def test_a_worker_without_a_part_in_the_checkpoint_begins_with_the_global_weights(by_p3):
+    first, second = by_p3["local_lost"]
+    assert first["loaded"] == by_p3["local_resumed"][0]["loaded"]
+    assert second["loaded"] == by_p3["local_begun"][0]["global"] != by_p3["local_resumed"][1]["loaded"]
+    assert first["weights"] == second["weights"] != by_p3["local_resumed"][0]["weights"]
+
+
+def test_local_steps_are_refused_where_workers_may_be_lost(folder):
+    told = jobs.run(jobs.P3, SCRIPT, "p3", folder / "lossy", ["local_lossy"], P3_ON_WORKER_LOSS="continue")
+    for one in told["local_lossy"]:
+        assert re.search("going on without lost workers .* and a trainer's loop exclude", one["refused"])
+
+
+def test_local_steps_go_on_from_a_checkpoint_of_a_training_without(by_p3):
+    first, second = by_p3["local_of_other"]
+    for one in (first, second):
+        assert one["loaded"] == one["global"] == one["saved"] and one["weights"] == first["weights"]
+
+
 @pytest.mark.parametrize("what, said", [
     ("fsdp", "Accelerator(fsdp_plugin=)"),
     ("parallelism", "Accelerator(parallelism_config=)"),
@@ -70,6 +104,11 @@ def test_workers_that_run_out_of_batches_follow_the_others(by_p3):
     ("clip", "if accelerator.sync_gradients:"),
     ("clip uneven", "leave even_batches=True"),
     ("two optimizers uneven", "prepare one, or leave even_batches=True"),
+    ("local uneven", "with local_steps all workers take the same number of steps"),
+    ("local options", "local_steps is 3; it must be a dict"),
+    ("local every", "every is 0"),
+    ("local given", "give Accelerator the plain one"),
+    ("local compression", 'say local_steps={"codec": ...}'),
 ])  # fmt: skip
 def test_what_cannot_work_is_refused_with_what_to_do(by_p3, what, said):
     assert said in by_p3["refused"][0][what]

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(400)  # the first test waits for the jobs
 SCRIPT = "on_lightning.py"
 LIKE_DDP = ["plain", "by_name", "clipped", "value_clipped", "accumulated", "halved", "manual", "stopped", "saved",
             "begun", "resumed", "validated", "unseen", "looked_at", "changed", "averaged"]  # fmt: skip
-BY_P3_ALONE = ["refused"]
+BY_P3_ALONE = ["refused", "local", "local_begun", "local_resumed", "local_linked", "local_manual"]
 
 
 def test_one_worker_may_validate_before_it_trains(tmp_path, processes):
@@ -64,10 +64,35 @@ def test_early_stopping_stops_all_workers_at_one_step(by_p3):
     assert [one["steps"] for one in by_p3["stopped"]] == [[12, 12], [12, 12]]
 
 
+def test_local_steps_are_those_of_a_plain_loop(by_p3):
+    """Accumulated, clipped, with a scheduler; validations of the global weights, which are the model's at the end."""
+    jobs.require_same_as_in_a_loop(by_p3["local"])
+
+
+def test_local_steps_resume_with_the_same_bits(by_p3):
+    """From a checkpoint with fragments under way, of which the model has the global weights."""
+    jobs.require_resumed(by_p3["local_begun"], by_p3["local_resumed"])
+    for one in by_p3["local_begun"]:
+        assert one["saved"] == one["evaluated"][1] and abs(one["validated"][0] - one["validated"][1]) < 1e-6
+        kept = ["epoch=%d.ckpt%s" % (epoch, of) for epoch in (0, 1, 3) for of in ("", ".p3_local_0", ".p3_local_1")]
+        assert one["files"] == [*kept, "last.ckpt"]
+
+
+def test_a_link_to_a_checkpoint_leads_to_its_parts_too(by_p3):
+    assert all(of_file == of_link and len(of_file["losses"]) == 4 for of_file, of_link in by_p3["local_linked"])
+
+
+def test_each_of_two_optimizers_has_local_steps_of_its_own(by_p3):
+    first, second = by_p3["local_manual"]
+    assert first["losses"] != second["losses"] and first["weights"] == second["weights"]
+
+
 @pytest.mark.parametrize("what, said", [
     ("P3's optimizer", "return the plain one"),
     ("LBFGS", "use another optimizer"),
     ("workers", "the launcher says how many there are"),
+    ("local options", "local_steps is '30'; it must be a dict"),
+    ("local every", "every is 0"),
     ("precision", "bf16-mixed so far"),
 ])  # fmt: skip
 def test_what_cannot_work_is_refused_with_what_to_do(by_p3, what, said):

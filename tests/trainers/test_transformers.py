@@ -9,7 +9,7 @@ pytestmark = pytest.mark.timeout(400)  # the first test waits for the jobs
 SCRIPT = "on_transformers.py"
 LIKE_DDP = ["plain", "saved", "accumulated", "unclipped", "clipped", "halved", "checkpointed", "evaluated",
             "stopped", "begun", "resumed", "again", "looked_at", "changed"]  # fmt: skip
-BY_P3_ALONE = ["refused"]
+BY_P3_ALONE = ["refused", "local", "local_begun", "local_resumed", "local_best"]
 
 
 @pytest.mark.parametrize("name", LIKE_DDP)
@@ -63,6 +63,27 @@ def test_evaluation_and_prediction_see_each_sample_of_all_workers_once(by_p3):
         assert {count for _, count, _ in one["evaluated"]} == {7} and one["predicted"][0] == 5
 
 
+def test_local_steps_are_those_of_a_plain_loop(by_p3):
+    """Accumulated, clipped, with a scheduler; evaluations of the global weights, which are the model's at the end."""
+    jobs.require_same_as_in_a_loop(by_p3["local"])
+
+
+def test_local_steps_resume_with_the_same_bits(by_p3):
+    """From a checkpoint with fragments under way, of which the model has the global weights."""
+    jobs.require_resumed(by_p3["local_begun"], by_p3["local_resumed"])
+    for one in by_p3["local_begun"]:
+        assert abs(one["saved"] - one["evaluated"][0]) < 1e-6
+        assert {"checkpoint-4/p3_local_0.pt", "checkpoint-4/p3_local_1.pt"} <= set(one["files"])
+
+
+def test_the_best_global_model_is_that_of_all_workers_and_training_goes_on_from_it(by_p3):
+    for one in by_p3["local_best"]:
+        assert one["weights"] == one["global"] == one["best"] and abs(one["logits"][0] - one["logits"][1]) < 1e-6
+        assert abs(min(one["evaluated"]) - one["logits"][0]) < 1e-6
+    first, second = by_p3["local_best"]
+    assert first["later"] == second["later"] != first["best"]
+
+
 @pytest.mark.parametrize("what, said", [
     ("P3's optimizer", "give Accelerator the plain one"),
     ("DDP before P3", "pass the model itself"),
@@ -70,6 +91,8 @@ def test_evaluation_and_prediction_see_each_sample_of_all_workers_once(by_p3):
     ("batch size", "set per_device_train_batch_size"),
     ("optim", "updates within backward()"),
     ("fp16", "'no' and 'bf16'"),
+    ("local options", "local_steps is '30'; it must be a dict"),
+    ("local every", "every is 0"),
     ("late", "before anything makes Accelerate's state"),
 ])  # fmt: skip
 def test_what_cannot_work_is_refused_with_what_to_do(by_p3, what, said):

@@ -1,0 +1,110 @@
+"""A trainer's local steps (docs/local-steps.md): whose weights a model has when, and what a checkpoint has of them.
+
+Between steps a model has this worker's own weights. What is evaluated and saved are the global ones; beside a
+checkpoint each worker writes its own part, from which it goes on with the same bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional
+
+import torch
+
+import p3.torch
+from p3.plan import choices, combinations
+from p3.torch.requirements import parameters_of
+from p3.torch.start import job
+from p3.trainers import gradients
+
+Part = List[Dict[str, Any]]  # of each optimizer
+
+
+class Local:
+    """Of one trainer's optimizers. Without options they share each step's gradients, and the rest does nothing."""
+
+    def __init__(self, options: Optional[Mapping[str, Any]]) -> None:
+        """`options`: the arguments of p3.torch.LocalSteps. ValueError if it is no dict."""
+        if options is not None and not isinstance(options, Mapping):
+            raise ValueError("local_steps is %.100r; it must be a dict of the arguments of p3.torch.LocalSteps, as "
+                             "{'every': 30}" % (options,))  # fmt: skip
+        self._options = options
+        self._optimizers: List[Any] = []
+        self._ended_at: Dict[Any, int] = {}  # the steps that they had taken by then
+
+    @property
+    def is_on(self) -> bool:
+        return self._options is not None
+
+    def distribute(self, optimizer: torch.optim.Optimizer, models: Iterable[torch.nn.Module]) -> None:
+        """Has P3 train its parameters, on every worker at the same point. ValueError if the models lack one of them, or
+        for what cannot be trained so."""
+        if self._options is None:
+            return gradients.distribute(optimizer, models)
+        session = job.current()
+        if session.goes_on_without:
+            combinations.require(session.label, choices.LEAVING, choices.TRAINERS)
+        if any("compression" in group for group in optimizer.param_groups):
+            raise ValueError('group["compression"]: it is for gradients, and with local_steps none travel: say '
+                             'local_steps={"codec": ...}')  # fmt: skip
+        p3.torch.LocalSteps(optimizer, gradients.of_models(optimizer, models), **self._options)
+        taken = set(parameters_of(optimizer))  # from a former one, which is over
+        self._optimizers = [*(one for one in self._optimizers if taken.isdisjoint(parameters_of(one))), optimizer]
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Within it the models have the global weights, also in another shown(). Behind end() they are as they are,
+        until the next step."""
+        with contextlib.ExitStack() as stack:
+            for one in self._optimizers:
+                if one._p3_local.steps_taken != self._ended_at.get(one) and not one._p3_local.shows_global:
+                    stack.enter_context(one.global_weights())
+            yield
+
+    def end(self) -> None:
+        """At the end of a training, on every worker: the global weights are the models' for good."""
+        for one in self._optimizers:
+            one.take_global()
+            self._ended_at[one] = one._p3_local.steps_taken
+
+    def broadcast(self) -> None:
+        """On every worker, behind a load of other weights into the models: rank 0's become the global ones."""
+        for one in self._optimizers:
+            one.broadcast()
+
+    # Checkpoints
+
+    def part(self, of: str) -> Optional[Part]:
+        """What a checkpoint has of this worker alone, beside the models' global weights and the optimizers' states. On
+        every worker, in `of`, a call of the script. None: nothing."""
+        return [one._p3_local.own_part(of) for one in self._optimizers] or None
+
+    def take(self, read: Callable[[], Optional[Part]], of: str) -> None:
+        """`read` gives this worker's part, or None; on every worker, behind the load of models and optimizers."""
+        read = functools.lru_cache(None)(read)
+
+        def of_one(place: int) -> Optional[Dict[str, Any]]:
+            found = read()
+            return None if found is None else found[place]
+
+        for place, one in enumerate(self._optimizers):
+            one._p3_local.take_own_part(functools.partial(of_one, place), of)
+
+    def save_in(self, folder: Any, of: str) -> None:
+        part = self.part(of)
+        if part is not None:
+            os.makedirs(folder, exist_ok=True)
+            torch.save(part, _path(folder))
+
+    def load_from(self, folder: Any, of: str) -> None:
+        def read() -> Optional[Part]:
+            path = _path(folder)
+            return torch.load(path, "cpu", weights_only=True) if os.path.exists(path) else None
+
+        self.take(read, of)
+
+
+def _path(folder: Any) -> str:
+    return os.path.join(os.fspath(folder), "p3_local_%d.pt" % p3.torch.rank())
