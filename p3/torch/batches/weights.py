@@ -8,12 +8,9 @@ leaves, whatever its gradients are: what is divided by no samples is no number.
 
 from __future__ import annotations
 
-import math
-import numbers
 from typing import Any, Callable, Optional
 
-import torch
-
+from p3.frontend import samples as of_workers
 from p3.frontend.steps import Count, Steps
 from p3.worker.session import Session
 
@@ -33,7 +30,7 @@ class Weights:
 
     def begin(self, samples: Any) -> None:
         """This worker's gradients from here on are of so many samples. Returns at once."""
-        number = _checked(samples)
+        number = of_workers.checked(samples)
         if self.is_begun:
             raise ValueError("%s: weigh() was called before in this step, and step() has not ended it: call it once in "
                              "each step" % self._session.label)  # fmt: skip
@@ -51,10 +48,7 @@ class Weights:
             total, *_ = self._counted.told
             # By which the servers divide. Who has departed they know before this worker hears of it.
             workers = self._counted.workers if self._session.goes_on_without else self._session.num_workers
-            self._factor = self._samples * workers / total
-            if not math.isfinite(self._factor):
-                raise ValueError("%s: weigh(%r): all workers together have %r, which is too large"
-                                 % (self._session.label, self._samples, total))  # fmt: skip
+            self._factor = of_workers.share(self._session, self._samples, total, workers)
         return self._factor
 
     def end_pushes(self) -> None:
@@ -73,27 +67,6 @@ class Weights:
         self.end_round()
 
 
-def told(samples: Optional[float]) -> tuple:
-    """What a worker tells of it, to be added up: the samples, and whether there is such a number."""
-    return (0.0, 0.0) if samples is None else (samples, 1.0)
-
-
 def require_told_by_all(session: Session, count: Count) -> None:
     """ValueError if some of the workers that took that step have called weigh(), and others have not."""
-    _, weighing, *_ = count.told
-    if weighing not in (0, count.workers):
-        raise ValueError(
-            "%s: weigh() was called by %d of the %d workers that take this step: call it on every worker in the same "
-            "steps, before the step's backward pass" % (session.label, weighing, count.workers)
-        )
-
-
-def _checked(samples: Any) -> float:
-    number = samples
-    if isinstance(samples, torch.Tensor) and samples.numel() == 1 and samples.dtype != torch.bool:
-        number = samples.item()
-    is_number = isinstance(number, numbers.Real) and not isinstance(number, bool)
-    if not is_number or not math.isfinite(number) or number < 0:
-        raise ValueError("weigh(%r): it takes how many samples or tokens this worker's gradients are of, a number from "
-                         "0 on" % (samples,))  # fmt: skip
-    return float(number)
+    of_workers.require_told_by_all(session, count, "this step", "in the same steps, before the step's backward pass")

@@ -14,6 +14,7 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 import torch
 
+from p3.frontend import samples as of_workers
 from p3.frontend import steps, waiting
 from p3.plan.strategy import Strategy
 from p3.torch import rules
@@ -87,7 +88,7 @@ class Control:
         self._look_at_counted()
         digest, beginning, (lr, decay) = self.alike.digest(), self._take_beginning(), _rates(groups)
         priority = steps.LAST if samples is None else steps.FIRST
-        told = (*weights.told(samples), float(is_new), lr, decay, beginning, digest)
+        told = (*of_workers.told(samples), float(is_new), lr, decay, beginning, digest)
         count = self.steps.count(lr, decay, told, priority)
         self._counted.append((count, beginning, digest))
         return count
