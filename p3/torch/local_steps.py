@@ -120,6 +120,21 @@ class _Local:
         as behind model.load_state_dict() of a pretrained model. Momentum stays."""
         self._p3_local.broadcast()
 
+    def weigh(self, samples: Union[float, torch.Tensor]) -> None:
+        """The step under way trains on so many samples or tokens. This worker's differences weigh as much in the mean
+        as all of them since the fragment's last exchange; at the end of that the count begins anew.
+
+        Once in each step, before it, with the samples of all batches that it accumulates; the earlier the better, as
+        they are told to the other workers at once. On every worker: ValueError, a little later, if some have called it
+        since an exchange and others have not. Steps without it count nothing. 0: nothing counts, whatever the weights
+        are. A step that a scaler leaves out is weighed again behind zero_grad(). Returns at once.
+        """
+        self._p3_local.weigh(samples)
+
+    def zero_grad(self, *arguments: Any, **keywords: Any) -> None:
+        super().zero_grad(*arguments, **keywords)
+        self._p3_local.leave_out()
+
     def stats(self) -> Dict[str, float]:
         """step: this worker's; merges: of fragments; waits: how many of them came before the values, and waited_s: for
         how long training then waited in all; under_way: fragments sent and not merged."""
@@ -188,6 +203,9 @@ class _Ended:
 
     def load(self, load: Callable[[], None], _content: Optional[Mapping[str, Any]]) -> None:
         load()
+
+    def leave_out(self) -> None:
+        pass
 
     def __getattr__(self, name: str) -> NoReturn:
         raise RuntimeError("this optimizer was released: %s" % self._why)
@@ -275,6 +293,11 @@ class _Shared(job.Held, LocalTrainer):
     def after_step(self) -> None:
         super().after_step()
 
+    def leave_out(self) -> None:
+        """Unless a closure computes gradients: behind zero_grad() a step that was not taken may be weighed again."""
+        if not self._is_stepping:
+            self._shares.leave_out()
+
     def _require_own_weights(self, of: str) -> None:
         if self._own is not None:
             raise RuntimeError("%s within global_weights(), behind which the parameters become this worker's own "
@@ -352,7 +375,7 @@ class _Shared(job.Held, LocalTrainer):
         """What a checkpoint of the global model and of rank 0's state_dict() lacks of this worker; also within
         global_weights(). On every worker at the same point, in `of`, a call of the script."""
         self._require_same_steps(of)
-        return {"step": self.steps_taken, **self._of_this_worker()}
+        return {**self._position(), **self._of_this_worker()}
 
     def take_own_part(self, read: Callable[[], Optional[Dict[str, Any]]], of: str) -> None:
         """Of the checkpoint that the model and load_state_dict() have been given; on every worker at the same point.
@@ -373,6 +396,7 @@ class _Shared(job.Held, LocalTrainer):
         self._require_names(part["weights"], of)
         self._kind.load_state_dict(self._optimizer, part["optimizer"])
         self._take_tensors(part)
+        self._shares.go_on(part["samples"] if list(part["cut"]) == self._cut else None)
 
     def release(self, why: str = "") -> None:
         self._require_own_weights("release()")

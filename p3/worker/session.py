@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
@@ -75,6 +75,8 @@ class Session(Control):
         self._options = StoreOptions(self, link, self._repartition)
         self.keys = Keys(self, link, self._options, self._repartition)
         self.low_rank = Matrices(self)
+        # Of whoever keeps back pushes that other workers count on: called at the end, and waits for them to leave.
+        self.to_finish: Set[Callable[[], None]] = {self.low_rank.finish}
         self.saved = Saved(self, link)
         self.snapshots = Snapshots(self, link, self.saved)
         parts = (self.low_rank, self.keys, self.orders, self._options, self._repartition, self.saved)
@@ -565,17 +567,18 @@ class Session(Control):
         is_known = self._failure_is_known
         with contextlib.suppress(P3Error):
             self.snapshots.finish()
-            self._finish_low_rank()
+            self._finish_all()
         self._failure_is_known = is_known  # what has only come up here, the script has not been told
         if self._unusable is None:
             self.progress.leave()
         super().close()
 
-    def _finish_low_rank(self) -> None:
+    def _finish_all(self) -> None:
         if self.has_ended:
             return
         try:
-            self.low_rank.finish()
+            for finish in tuple(self.to_finish):
+                finish()
         except TimeoutError as error:
             self.core.fail(str(error))  # which the end of the session tells all nodes, and the script
 

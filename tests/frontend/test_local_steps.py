@@ -109,6 +109,46 @@ def test_workers_that_die_leave_the_others_to_the_mean_of_who_is_left(fragments,
     assert sorted(re.findall(r"worker (\d) follows", output)) == ["1", "3"], output
 
 
+@pytest.mark.parametrize("workers, fragments, every, delay, alpha", [
+    (2, "0-1-2", 10, 0, 0), (3, "0,1,2", 6, 2, 0.5), (4, "0,1-2", 5, 4, 0.25),
+])  # fmt: skip
+def test_differences_weigh_as_much_as_the_samples_since_a_fragments_last_exchange(
+    workers, fragments, every, delay, alpha
+):
+    given = (200, fragments, every, delay, alpha, 0.7, 0.9, 1)
+    assert run(workers, "follows_weighed", *given).count("follows") == workers
+
+
+def test_workers_that_die_leave_the_others_to_the_weighed_mean_of_who_is_left():
+    given = (100, "0,1,2", 6, 2, 0.5, 0.7, 0.9, 1, "0:35", "2:71")
+    output = run(4, "follows_weighed", *given, P3_ON_WORKER_LOSS="continue", P3_CHECK="1")
+    assert sorted(re.findall(r"worker (\d) follows", output)) == ["1", "3"], output
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_weighed_mean_is_exact_to_rounding(workers, dtype):
+    assert run(workers, "shares", dtype).count("has the mean") == workers
+
+
+@pytest.mark.parametrize("codec", ["none", "int4"])
+def test_equal_weights_change_no_bit(codec):
+    output = run(3, "weighs_alike", codec, 0) + run(3, "weighs_alike", codec, 7)
+    found = re.findall(r"global (\w+)", output)
+    assert len(found) == 6 and len(set(found)) == 1, output
+
+
+def test_differences_are_kept_until_all_numbers_have_come(tmp_path):
+    assert run(2, "numbers_come_late", tmp_path).count("has gone on") == 2
+
+
+@pytest.mark.parametrize("way, count", [("one", 1), ("others", 2)])
+def test_if_only_some_weigh_all_are_told(way, count):
+    _, output = jobs.run_p3(3, 2, jobs.python("local_steps.py", "some_weigh", way), P3_WAIT_TIMEOUT_S="20")
+    said = r"refused: worker (\d) .*: weigh\(\) was called by %d of the 3 workers that take an exchange: call it"
+    assert sorted(re.findall(said % count, output)) == ["0", "1", "2"], output
+
+
 def test_an_exchange_behind_each_step_is_training_on_averaged_weights():
     assert run(3, "averaged").count("averages") == 3
 
@@ -133,13 +173,13 @@ def test_with_a_codec_it_learns_as_much():
     assert run(2, "learns", "int4").count("has learned as much") == 2
 
 
-@pytest.mark.parametrize("codec", ["none", "bf16"])
+@pytest.mark.parametrize("codec", ["none", "bf16", "weighed"])
 @pytest.mark.parametrize("saved_at", [0, 8])
 def test_a_loaded_state_takes_the_same_steps(codec, saved_at):
     assert run(2, "loads", codec, saved_at).count("goes on") == 2
 
 
-@pytest.mark.parametrize("codec", ["none", "int4"])
+@pytest.mark.parametrize("codec", ["none", "int4", "weighed"])
 def test_a_job_resumes_with_the_bits_of_an_uninterrupted_one(tmp_path, codec):
     whole = run(2, "resumed", tmp_path, codec, 17, 0)
     launcher = [sys.executable, "-m", "p3", "run", "-n", "2", "-s", "2", "--restarts", "1"]
@@ -276,7 +316,7 @@ def test_a_strategy_cuts_the_weights_and_has_entries_for_them_alone(session):
     wrong, right = ({"version": 1, "default": {"slice": 4}, "keys": {name: {"slice": 2}}} for name in ("x", "w"))
     steps = p3.LocalSteps(session, first, every=1, strategy=right)
     cut = {name: agreed.plan.slice_elements for (_, name), agreed in session.keys.agreed.items()}
-    assert cut == {"v": 4, "w": 2, "numbers": 4, "schedule": 4, "digests": 4}
+    assert cut == {"v": 4, "w": 2, "numbers": 4, "schedule": 4, "digests": 4, "samples": 4}
     for given, problem in (
         (wrong, "the strategy in the script has an entry for key 'x', but the keys are 'v', 'w'"),
         ({"version": 1, "default": {"servers": [1]}}, "server 1 is named, but the job has 1 server"),
@@ -360,6 +400,7 @@ def test_the_priority_of_a_fragment_is_its_deadline(monkeypatch, setting):
             arrays = steps.step(arrays)
         session.pushpull = pushpull
         steps.release()
+    pushed = [one for one in pushed if one[0] != "samples"]
     order = [("b", -6), ("c", -8), ("a", -10), ("b", -12)]
     assert pushed == (order if setting == "auto" else [(name, 0) for name, _ in order])
 

@@ -4,6 +4,7 @@ References train all workers' weights here, in one process, as the papers' algor
 """
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -13,7 +14,9 @@ import zlib
 import numpy as np
 import p3
 import this_job
+from p3.frontend import waiting
 from p3.frontend.snapshots import resume, take
+from turns import Turns
 
 PLAIN = {"lr": 1.0, "momentum": 0.0}
 LAYERS = ((6, 40), (40, 40), (40, 3))
@@ -73,8 +76,15 @@ def digest(weights):
 # Exactness
 
 
+def samples(worker, step):
+    """What a worker weighs in a step: also nothing for a while, and in the end nothing on any worker."""
+    return 0 if step >= 160 or (worker == 1 and step // 20 % 3 == 1) else (5 * step + 3 * worker) % 7 * (worker + 1)
+
+
 class Reference:
     """Streaming DiLoCo, Algorithm 2, of all workers. Without a delay and of one fragment it is DiLoCo, Algorithm 1."""
+
+    weighs = staticmethod(lambda worker, step: 1)
 
     def __init__(self, size, dtype, layers, every, delay, alpha, lr, momentum, nesterov):
         self.locals, self.inner = [first(dtype) for _ in range(size)], [Adam() for _ in range(size)]
@@ -84,6 +94,7 @@ class Reference:
         self.lr, self.momentum, self.nesterov = lr, momentum, nesterov
         self.coming = {}  # what is merged behind a step
         self.gone = set()
+        self.weights = np.zeros((len(layers), size))  # since each fragment's last exchange
 
     def depart(self, worker):
         """What it has sent stays."""
@@ -93,16 +104,19 @@ class Reference:
         """t: from 1 on."""
         self.locals = [inner.step(one, worker, t - 1)
                        for worker, (one, inner) in enumerate(zip(self.locals, self.inner))]  # fmt: skip
+        self.weights += [self.weighs(worker, t - 1) for worker in range(len(self.locals))]
         for p, names in enumerate(self.fragments):
             if t % self.every == p * self.every // len(self.fragments):
-                self.coming[t + self.delay] = {name: self.stepped(name) for name in names}
+                self.coming[t + self.delay] = {name: self.stepped(name, self.weights[p]) for name in names}
+                self.weights[p] = 0
         for name, value in self.coming.pop(t, {}).items():
             for one in self.locals:
                 one[name] = self.alpha * one[name] + (1 - self.alpha) * value
 
-    def stepped(self, name):
-        left = [one for worker, one in enumerate(self.locals) if worker not in self.gone]
-        delta = sum(self.theta[name] - one[name] for one in left) / len(left)
+    def stepped(self, name, weights):
+        left = [worker for worker in range(len(self.locals)) if worker not in self.gone]
+        deltas = sum(weights[worker] * (self.theta[name] - self.locals[worker][name]) for worker in left)
+        delta = deltas / (sum(weights[worker] for worker in left) or 1)
         self.velocity[name] = self.momentum * self.velocity[name] + delta
         change = delta + self.momentum * self.velocity[name] if self.nesterov else self.velocity[name]
         self.theta[name] = self.theta[name] - self.lr * change
@@ -131,6 +145,96 @@ def follows(session, steps, layers, every, delay, alpha, lr, momentum, nesterov,
         assert off < 1e-6, (step, off)
     assert distance(weights, first("float64")) > 0.05  # it has trained
     print("worker %d follows" % session.rank)
+
+
+def follows_weighed(session, *given):
+    Reference.weighs = staticmethod(samples)
+    step, number = p3.LocalSteps.step, itertools.count()
+
+    def weighed(training, arrays):
+        training.weigh(samples(session.rank, next(number)))
+        return step(training, arrays)
+
+    p3.LocalSteps.step = weighed
+    follows(session, *given)
+
+
+def shares(session, dtype):
+    """Of arrays that no training has made: the mean is exact to rounding, and what nobody has changed stays."""
+    count, weights = session.num_workers, [1000, 1, 37, 0][: session.num_workers]
+    start = {"trained": np.ones((50, 40), dtype), "kept": np.linspace(-3, 3, 999).astype(dtype)}
+    own = [np.random.RandomState(worker).normal(1, 0.1, (50, 40)).astype(dtype) for worker in range(count)]
+    own[-1][0] = np.nan if weights[-1] == 0 else 1  # of whom nothing counts
+    training = p3.LocalSteps(session, start, every=1, outer=PLAIN)
+    for total in (sum(weights), 0):
+        training.weigh(weights[session.rank] if total else 0)
+        found = training.step({**start, "trained": own[session.rank]})
+        if total:
+            deltas = zip(weights, own)
+            exact = 1 + sum(weight * (one.astype(float) - 1) for weight, one in deltas if weight) / total
+        assert np.abs(found["trained"] - exact).max() < 3 * np.finfo(dtype).eps
+        assert np.array_equal(found["kept"], start["kept"])
+    training.weigh(5)
+    tiny = np.full_like(found["trained"], 1e-30)  # whose difference from the global weight is that weight
+    assert np.allclose(training.step({**found, "trained": tiny})["trained"], 1e-30, 1e-6, 0)
+    print("worker %d has the mean" % session.rank)
+
+
+def weighs_alike(session, codec, number):
+    """With the same number on all workers; 0: without weigh(). Prints a digest."""
+    training = p3.LocalSteps(session, first(), every=6, fragments=3, delay=2, codec=None if codec == "none" else codec)
+    inner, weights = Adam(), training.arrays
+    for step in range(30):
+        if int(number):
+            training.weigh(int(number) + step)
+        weights = training.step(inner.step(weights, session.rank, step))
+    print("worker %d: global %s" % (session.rank, digest(training.take_global())))
+
+
+def numbers_come_late(session, folder):
+    """Worker 1 tells its number when worker 0 has gone on as far as the deadline, and keeps what it has to send."""
+    turns, ahead = Turns(folder), []
+    training = p3.LocalSteps(session, first(), every=4, delay=2, outer=PLAIN)
+    if session.rank == 1:
+        session.pushpull = turns.behind(session.pushpull, "waits")
+    else:
+        or_time_out = waiting.or_time_out
+
+        def announced(*arguments):
+            ahead.append(training.steps_taken)
+            turns.come("waits")
+            or_time_out(*arguments)
+
+        waiting.or_time_out = announced
+    inner, weights = Adam(), training.arrays
+    others = [Adam(), Adam()]
+    models = [first(), first()]
+    for step in range(7):
+        training.weigh(1 + 2 * session.rank)
+        weights = training.step(inner.step(weights, session.rank, step))
+        models = [one.step(model, worker, step) for worker, (one, model) in enumerate(zip(others, models))]
+        if step == 3:
+            mean = {name: (models[0][name] + 3 * models[1][name]) / 4 for name in weights}
+        if step == 5:
+            models = [{name: (one[name] + mean[name]) / 2 for name in one} for one in models]
+    assert distance(weights, models[session.rank]) < 1e-6
+    if session.rank == 0:
+        assert ahead and set(ahead) == {6} and training.stats()["waits"] == 1, (ahead, training.stats())
+    print("worker %d has gone on" % session.rank)
+
+
+def some_weigh(session, way):
+    """Worker 1 alone, or the other ones alone."""
+    training = p3.LocalSteps(session, first(), every=2, delay=1)
+    inner, weights = Adam(), training.arrays
+    try:
+        for step in range(4):
+            if (session.rank == 1) == (way == "one"):
+                training.weigh(3)
+            weights = training.step(inner.step(weights, session.rank, step))
+    except ValueError as error:
+        print("refused: %s" % error, flush=True)
+    session.barrier("others, which are told, too")
 
 
 def averaged(session):
@@ -191,22 +295,31 @@ def placed(session, *given):
 
 # Saved and loaded
 
+CODECS = {"none": None, "weighed": None}
+
+
+def weigh(training, codec, worker, step):
+    if codec == "weighed":
+        training.weigh(samples(worker, step))
+
 
 def loads(session, codec, saved_at):
     """From what was saved behind a step on, another one takes the same steps, to the bit."""
-    given = dict(every=6, fragments=3, delay=3, codec=None if codec == "none" else codec)
+    given = dict(every=6, fragments=3, delay=3, codec=CODECS.get(codec, codec))
     saved_at = int(saved_at)
     training, inner = p3.LocalSteps(session, first(), **given), Adam()
     weights = training.arrays
     for step in range(21):
         if step == saved_at:
             saved, kept, state = training.arrays, dict(inner.kept), training.state_dict()
+        weigh(training, codec, session.rank, step)
         weights = training.step(inner.step(weights, session.rank, step))
     training.release()
     training, inner = p3.LocalSteps(session, first(seed=session.rank), **given), Adam()
     training.load_state_dict(state)
     again, inner.kept = saved, kept
     for step in range(saved_at, 21):
+        weigh(training, codec, session.rank, step)
         again = training.step(inner.step(again, session.rank, step))
     assert digest(again) == digest(weights)
     print("worker %d goes on" % session.rank)
@@ -219,11 +332,12 @@ def resumed(session, folder, codec, steps, die_at):
         with contextlib.suppress(ValueError):
             p3.LocalSteps(session, first(), every=6 + session.rank)
     training = p3.LocalSteps(session, first(seed=session.rank), every=6, fragments=3, delay=3,
-                             codec=None if codec == "none" else codec)  # fmt: skip
+                             codec=CODECS.get(codec, codec))  # fmt: skip
     inner, weights = Adam(), training.arrays
     if state is not None:
         inner.kept = state["kept"]
     for step in range(round, int(steps)):
+        weigh(training, codec, session.rank, step)
         weights = training.step(inner.step(weights, session.rank, step))
         take(session, step + 1, {"kept": inner.kept})
         if step + 1 == int(die_at) and round == 0 and session.rank == 0:

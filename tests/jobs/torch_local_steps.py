@@ -31,7 +31,11 @@ OPTIMIZERS = {
     "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.02),
     "lbfgs": lambda parameters: torch.optim.LBFGS(parameters, lr=0.1, max_iter=3),
 }
-CODECS = {"none": None, "largest": {"up": {"type": "topk", "ratio": 0.2}, "down": "int8"}}  # and others by their names
+CODECS = {
+    "none": None,
+    "weighed": None,
+    "largest": {"up": {"type": "topk", "ratio": 0.2}, "down": "int8"},
+}  # and others by their names
 
 
 def made(dtype=torch.float32, width=12):
@@ -62,6 +66,16 @@ def take(model, optimizer, worker, step, clips=True):
         return loss
 
     optimizer.step(closure)
+
+
+def samples(worker, step):
+    """What a worker weighs in a step: also nothing for a while."""
+    return 0 if worker == 1 and step // 20 % 3 == 1 else (5 * step + 3 * worker) % 7 * (worker + 1)
+
+
+def weigh(optimizer, codec, step):
+    if codec == "weighed":
+        optimizer.weigh(torch.tensor(samples(RANK, step)))
 
 
 def distance(model, other):
@@ -162,7 +176,8 @@ def follows_diloco(steps, momentum, nesterov):
 class Streaming:
     """Streaming DiLoCo, Algorithm 2, of all workers: each fragment has its own t mod every, and is merged later."""
 
-    def __init__(self, dtype, layers, every, delay, alpha, lr, momentum):
+    def __init__(self, dtype, layers, every, delay, alpha, lr, momentum, weighs=lambda worker, step: 1):
+        self.weighs, self.weights = weighs, torch.zeros(len(layers), SIZE, dtype=torch.float64)
         self.locals = [made(dtype) for _ in range(SIZE)]
         self.inner = [OPTIMIZERS["adamw"](one.parameters()) for one in self.locals]
         self.theta = made(dtype)
@@ -179,12 +194,15 @@ class Streaming:
         """t: from 1 on."""
         for worker, (local, inner) in enumerate(zip(self.locals, self.inner)):
             take(local, inner, worker, t - 1)
+        self.weights += torch.tensor([self.weighs(worker, t - 1) for worker in range(SIZE)])
         for p, names in enumerate(self.fragments):
             if t % self.every == p * self.every // len(self.fragments):
+                shares = self.weights[p] / (self.weights[p].sum() or 1)
+                self.weights[p] = 0
                 for name in names:
                     theta = self.theta.get_parameter(name)
                     sent = [theta.detach() - one.get_parameter(name).detach() for one in self.locals]
-                    theta.grad = sum(sent) / SIZE
+                    theta.grad = sum(share * one for share, one in zip(shares, sent))
                 self.outer[p].step()
                 values = [self.theta.get_parameter(name).detach().clone() for name in names]
                 self.coming[t + self.delay] = list(zip(names, values))
@@ -195,8 +213,9 @@ class Streaming:
                     one.copy_(self.alpha * one + (1 - self.alpha) * value)
 
 
-def follows_streaming(steps, delay, alpha):
+def follows_streaming(steps, delay, alpha, weighed="none"):
     """In three fragments, of one layer each; or strided, of which the first has two."""
+    weights = {"weighs": samples} if weighed == "weighed" else {}
     for strided, layers in ((False, ("0", "2", "4")), (True, ("04", "2"))):
         given = {"every": 9, "delay": int(delay)}
         model = made(torch.float64)
@@ -204,9 +223,10 @@ def follows_streaming(steps, delay, alpha):
             OPTIMIZERS["adamw"](model.parameters()), model, fragments=len(layers), strided=strided, alpha=float(alpha),
             outer={"lr": 0.7, "momentum": 0.9}, **given,
         )  # fmt: skip
-        reference = Streaming(torch.float64, layers, alpha=float(alpha), lr=0.7, momentum=0.9, **given)
+        reference = Streaming(torch.float64, layers, alpha=float(alpha), lr=0.7, momentum=0.9, **given, **weights)
         most = 0
         for step in range(int(steps)):
+            weigh(optimizer, weighed, step)
             take(model, optimizer, RANK, step)
             reference.step(step + 1)
             assert distance(model, reference.locals[RANK]) < 1e-6, (step, distance(model, reference.locals[RANK]))
@@ -230,10 +250,11 @@ def bytes_of(model):
 def counts_bytes():
     """How many leave and come in three periods, whatever the schedule."""
     session, periods, every = job.current(), 3, 8
-    pushpull, times, expected = session.pushpull, [], periods * bytes_of(wide())
+    pushpull, times = session.pushpull, []
 
     def noted(key, sent, *arguments, **keywords):
-        times[-1].append((step, sent.nbytes))
+        if key.name != "samples":
+            times[-1].append((step, sent.nbytes))
         return pushpull(key, sent, *arguments, **keywords)
 
     for fragments, delay, strided in ((1, 0, False), (3, 0, False), (3, 5, False), (3, 7, True), (2, 3, True)):
@@ -249,15 +270,18 @@ def counts_bytes():
             take(model, optimizer, RANK, step)
         optimizer.synchronize()
         session.pushpull = pushpull
+        counts = periods * fragments  # of who takes part, and their samples
+        expected = periods * bytes_of(wide()) + counts * 3 * 8
         deadline, of_step = time.monotonic() + 10, (fragments, delay, strided)
         for way in ("sent", "received"):
             slices, moved = f"slices_{way}", f"bytes_{way}"
-            while session.counters()[moved] - before[moved] < expected:  # what has left is counted a moment later
+            many = before[slices] + periods * len(list(model.parameters())) + counts
+            # What has left is counted a moment later, and nobody waits for the counts of workers.
+            while (now := session.counters())[slices] < many or now[moved] - before[moved] < expected:
                 assert time.monotonic() < deadline, of_step
-            now = session.counters()
             heartbeats = (now[moved] - before[moved] - expected) / FRAME_BYTES
             assert heartbeats in range(50), (*of_step, way, heartbeats)
-            assert now[slices] - before[slices] == periods * len(list(model.parameters())), (*of_step, way)
+            assert now[slices] == many, (*of_step, way)
         optimizer.release()
     assert len({sum(sent for _, sent in one) for one in times}) == 1
     assert len({tuple(one) for one in times}) == 3  # the model has three layers, so strided fragments are the same
@@ -392,6 +416,7 @@ def scaled():
     optimizer = p3.torch.LocalSteps(OPTIMIZERS["sgd"](model.parameters()), model, every=4)
     for step in range(8):
         optimizer.zero_grad()
+        optimizer.weigh(1 + RANK)  # anew where a step is left out
         scaler.scale(loss_of(model, RANK, step)).backward()
         if step == 2 and RANK == 1:
             model[0].weight.grad[0, 0] = float("inf")
@@ -432,6 +457,7 @@ def loads(codec, saved_at):
     for step in range(21):
         if step == saved_at:
             saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        weigh(optimizer, codec, step)
         take(model, optimizer, RANK, step)
     expected, state = copy.deepcopy(model), copy.deepcopy(optimizer.state_dict())
     optimizer.release()
@@ -445,6 +471,7 @@ def loads(codec, saved_at):
     model.load_state_dict(saved[0])
     optimizer.load_state_dict(saved[1])
     for step in range(saved_at, 21):
+        weigh(optimizer, codec, step)
         take(model, optimizer, RANK, step)
     assert has_bits_of(model, expected), distance(model, expected)
     again = optimizer.state_dict()["local_steps"]
@@ -464,6 +491,7 @@ def resumed(folder, codec, steps, die_at):
     if state is not None:
         schedule.load_state_dict(state["schedule"])
     for step in range(round, int(steps)):
+        weigh(optimizer, codec, step)
         take(model, optimizer, RANK, step)
         schedule.step()
         p3.torch.snapshot(step + 1, {"schedule": schedule.state_dict()})

@@ -43,6 +43,10 @@ def test_streaming_diloco_is_that_of_the_paper(workers, delay, alpha):
     assert run(workers, "follows_streaming", 200, delay, alpha).count("follows") == workers
 
 
+def test_differences_weigh_as_much_as_the_samples_since_a_fragments_last_exchange():
+    assert run(2, "follows_streaming", 200, 2, 0.5, "weighed").count("follows") == 2
+
+
 def test_fragments_and_delays_change_no_sum_of_bytes():
     assert run(2, "counts_bytes", P3_LOCAL_AGGREGATION="0").count("has counted") == 2
 
@@ -67,13 +71,13 @@ def test_buffers_stay_each_workers_own():
     assert len({weights for weights, _ in found}) == 1 and len({own for _, own in found}) == 2, found
 
 
-@pytest.mark.parametrize("codec", ["none", "bf16"])
+@pytest.mark.parametrize("codec", ["none", "bf16", "weighed"])
 @pytest.mark.parametrize("saved_at", [0, 4, 8])
 def test_a_loaded_state_takes_the_same_steps(codec, saved_at):
     assert run(2, "loads", codec, saved_at).count("goes on") == 2
 
 
-@pytest.mark.parametrize("codec, die_at", [("none", 9), ("int4", 9), ("int4", 7)])
+@pytest.mark.parametrize("codec, die_at", [("none", 9), ("int4", 9), ("int4", 7), ("weighed", 9)])
 def test_a_job_resumes_with_the_bits_of_an_uninterrupted_one(tmp_path, codec, die_at):
     whole = run(2, "resumed", tmp_path, codec, 17, 0)
     launcher = [sys.executable, "-m", "p3", "run", "-n", "2", "-s", "2", "--restarts", "1"]
@@ -349,6 +353,27 @@ def test_nothing_is_lost_within_global_weights(made):
     assert optimizer.stats()["step"] == 0
     step(model, optimizer)
     assert optimizer.stats()["step"] == 1
+
+
+@pytest.mark.parametrize("samples", [-1, float("nan"), "3", True, torch.tensor([1.0, 2.0])])
+def test_what_is_no_number_of_samples_is_refused(made, samples):
+    optimizer = made(small_model())
+    with pytest.raises(ValueError, match="it takes how many samples or tokens"):
+        optimizer.weigh(samples)
+
+
+def test_a_step_is_weighed_once_but_for_one_that_is_left_out(made):
+    model = small_model()
+    optimizer = made(model, every=2)
+    for _ in range(3):  # every other one is due
+        optimizer.weigh(3)
+        optimizer.zero_grad()
+        optimizer.weigh(2)  # the scaler has left out the step
+        with pytest.raises(ValueError, match="was called before in this step, and step.. has not ended it"):
+            optimizer.weigh(2)
+        backward(model)
+        optimizer.step()
+    assert optimizer._p3_local.own_part("save")["samples"] == [2.0]  # of the step since the last exchange
 
 
 def test_a_part_of_another_checkpoint_is_refused(made):

@@ -69,6 +69,12 @@ class LocalSteps(LocalTrainer):
         """This worker's weights behind the last call."""
         return dict(self._arrays)
 
+    def weigh(self, samples: Any) -> None:
+        """The script's step under way trains on so many samples or tokens. This worker's differences weigh as much in
+        the mean as all of them since the fragment's last exchange. Once before each step(), on every worker; see
+        p3.torch.LocalSteps. Returns at once."""
+        super().weigh(samples)
+
     def step(self, arrays: Mapping[str, Any]) -> Arrays:
         """Behind each step of the script's own, which has made these `arrays`; with what has come merged into them.
         Waits only for the values whose deadline this is."""

@@ -7,7 +7,7 @@ import math
 import time
 import zlib
 from abc import abstractmethod
-from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from p3.frontend import snapshots, states, waiting
 from p3.frontend.check import Digests
 from p3.frontend.local_steps.fragments import layers_of, packed
 from p3.frontend.local_steps.options import Options
+from p3.frontend.local_steps.shares import Shares
 from p3.frontend.local_steps.together import Together
 from p3.frontend.local_steps.value import Global
 from p3.frontend.rounds import let_servers_divide
@@ -71,6 +72,8 @@ class LocalTrainer(snapshots.Trainer):
         self._fragments = [[self._globals[name] for number in numbers for name in layers[number]]
                            for numbers in fragments]  # fmt: skip
         self._digests = Digests(session, self._together.store, names)
+        self._shares = Shares(session, self._together.store, len(self._fragments))
+        self._kept: Dict[int, Tuple[List[np.ndarray], int]] = {}  # what waits to leave of a fragment, and how urgent
 
     def begin(self) -> Optional[Dict[str, Any]]:
         """What own_state() gave for the snapshot that the job has resumed from, if it has; else None, and the local
@@ -124,28 +127,55 @@ class LocalTrainer(snapshots.Trainer):
 
     # Steps
 
+    def weigh(self, samples: Any) -> None:
+        """See p3/frontend/local_steps/shares.py; before the step that is of so many samples. Returns at once."""
+        self._shares.weigh(samples, self.schedule.due(self.steps_taken + 1))
+
     def after_step(self) -> None:
         """Behind each step of this worker. Waits only for the values whose deadline this is."""
         self.steps_taken += 1
         due, to_merge = self.schedule.due(self.steps_taken), self.schedule.merged(self.steps_taken)
-        if due is not None:  # before anything is waited for
+        self._shares.end_step(due)
+        if due is not None:
             priority = -self.schedule.deadline(self.steps_taken) if self._follows_deadlines else 0
-            for one in self._fragments[due]:
-                one.push(self.local(one.name), priority, functools.partial(self.rounded, one.name))
+            made = [one.made(self.local(one.name), functools.partial(self.rounded, one.name))
+                    for one in self._fragments[due]]  # fmt: skip
+            self._kept[due] = made, priority
             self._under_way.add(due)
+        self._send(tuple(self._kept), waits=False)  # before anything is waited for
         if to_merge in self._under_way:
             self._merge(to_merge)
+
+    def _send(self, numbers: Iterable[int], waits: bool) -> None:
+        """What is kept of these fragments, as far as this worker's share in it is known; or `waits` for that."""
+        for number in numbers:
+            factor = self._shares.factor(number, waits)
+            if factor is not None:
+                made, priority = self._kept.pop(number)
+                for one, sent in zip(self._fragments[number], made):
+                    one.push(sent, factor, priority)
+        if self._kept:
+            self._session.to_finish.add(self._send_all)
+        else:
+            self._session.to_finish.discard(self._send_all)
+
+    def _send_all(self) -> None:
+        self._send(tuple(self._kept), waits=True)
 
     def _merge(self, number: int) -> None:
         fragment = self._fragments[number]
         began = time.monotonic()
-        is_late = any(one.is_pending and not one.has_come for one in fragment)
+        is_late = number in self._kept or any(one.is_pending and not one.has_come for one in fragment)
         try:
+            self._shares.require_alike(number)
+            if number in self._kept:
+                self._send([number], waits=True)
             for one in fragment:
                 one.land()
         except TimeoutError as error:
             raise TimeoutError("%s. All workers must take the same number of local steps; this one has taken %d"
                                % (error, self.steps_taken)) from None  # fmt: skip
+        self._shares.end_exchange(number)
         if is_late:
             self._waits += 1
             self._waited_s += time.monotonic() - began
@@ -169,6 +199,8 @@ class LocalTrainer(snapshots.Trainer):
     def _take_global(self) -> None:
         self._land()
         self._take_all()
+        for number in self._under_way:
+            self._shares.end_exchange(number)
         self._under_way.clear()
 
     def broadcast(self) -> None:
@@ -261,10 +293,13 @@ class LocalTrainer(snapshots.Trainer):
         """Behind the step that has that position. Fragments that were cut otherwise are not merged before their next
         exchange."""
         self.steps_taken = saved["step"]
-        self._under_way = set(saved["under_way"]) if list(saved["cut"]) == self._cut else set()
+        is_cut_alike = list(saved["cut"]) == self._cut
+        self._under_way = set(saved["under_way"]) if is_cut_alike else set()
+        self._shares.go_on(saved["samples"] if is_cut_alike else None)
 
     def _position(self) -> Dict[str, Any]:
-        return {"step": self.steps_taken, "under_way": sorted(self._under_way), "cut": list(self._cut)}
+        return {"step": self.steps_taken, "under_way": sorted(self._under_way), "cut": list(self._cut),
+                "samples": self._shares.since}  # fmt: skip
 
     def _give_states(self, content: Mapping[str, Any]) -> None:
         parts: List[Tuple[Key, int, Any, int]] = []
@@ -285,6 +320,7 @@ class LocalTrainer(snapshots.Trainer):
     def own_state(self) -> Dict[str, Any]:
         """What a snapshot cannot have from the servers, but for the local weights, which the front end has."""
         self._require_same_steps("snapshot()")
+        self._send_all()
         updates = {name: one.updates_by_now() for name, one in self._globals.items()}
         return {"stores": [self.store], "updates": updates, **self._position()}
 
@@ -293,6 +329,7 @@ class LocalTrainer(snapshots.Trainer):
         point."""
         self._require_same_steps("release()")
         self._land()
+        self._shares.finish()
         self._drop()
 
     # Within
@@ -308,6 +345,7 @@ class LocalTrainer(snapshots.Trainer):
         snapshots.remove(self)
 
     def _land(self) -> None:
+        self._send_all()
         for one in self._globals.values():
             one.land()
 

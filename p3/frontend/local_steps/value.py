@@ -28,16 +28,32 @@ class Global(KeyRounds):
         value = first if self._session.is_first else None
         self._under_way = Round(self._session.init(self.key, value, self._array, self.priority), self._take_value)
 
-    def push(self, local: np.ndarray, priority: int, rounded: Callable[[np.ndarray], Optional[np.ndarray]]) -> None:
-        """Begins an exchange; `local` may be written to afterwards. `rounded`: the global value as the local weight has
-        it, None where that has it all. Returns at once."""
+    def made(self, local: np.ndarray, rounded: Callable[[np.ndarray], Optional[np.ndarray]]) -> np.ndarray:
+        """What an exchange sends of the local weight: a new array, for push(). `rounded`: the global value as the local
+        weight has it, None where that has it all."""
         self._make_room()
-        self.priority = priority
         local = _with_rest(local, self.landing, rounded(self.landing))
-        sent = np.array(local) if self._sends_weights else np.asarray(self.landing - local)
+        return np.array(local) if self._sends_weights else np.asarray(self.landing - local)
+
+    def push(self, sent: np.ndarray, factor: float, priority: int) -> None:
+        """Begins an exchange of what was made(), of which the difference counts by the factor. Returns at once."""
+        sent = self._weighed(sent, sent.dtype.type(factor))
+        self.priority = priority
         scalars = (self._outer.lr, 0.0, self._rescale, self.updates + 1.0, 1.0)
         self._begin(self._session.pushpull(self.key, sent, self._array, priority, *scalars), is_skip=False)
         self.end_step()
+
+    def _weighed(self, sent: np.ndarray, factor: Any) -> np.ndarray:
+        """Weights that nobody has trained stay the global ones, to the bit; and nothing counts of what is no number."""
+        if factor == 1:
+            return sent
+        if factor == 0:
+            return np.array(self.landing) if self._sends_weights else np.zeros_like(sent)
+        if not self._sends_weights:
+            return np.multiply(sent, factor, out=sent)
+        np.subtract(sent, self.landing, out=sent)
+        np.multiply(sent, factor, out=sent)
+        return np.add(sent, self.landing, out=sent)
 
     def _take_value(self, _operation: Any) -> bool:
         return True
