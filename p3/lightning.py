@@ -51,6 +51,7 @@ class Strategy(DDPStrategy):
         self._local_steps, self._local = local_steps, Local(local_steps)
         self._shown = contextlib.ExitStack()  # while it validates
         self._resumed_from: Any = None
+        self._has_failed = False
         p3.torch.process_group()
         super().__init__(
             cluster_environment=_Workers(), checkpoint_io=checkpoint_io, precision_plugin=precision_plugin
@@ -122,7 +123,7 @@ class Strategy(DDPStrategy):
             if isinstance(optimizer, torch.optim.LBFGS):
                 raise ValueError("LBFGS computes gradients within its step, for which Lightning would clip and call "
                                  "its hooks before P3 has the mean ones: use another optimizer")  # fmt: skip
-        self._local = Local(self._local_steps)
+        self._local, self._has_failed = Local(self._local_steps), False
         for optimizer in self.optimizers:
             self._local.distribute(optimizer, [self.model])
         self.optimizers = self.optimizers  # Lightning's wrappers have the classes that their optimizers had before
@@ -167,8 +168,14 @@ class Strategy(DDPStrategy):
         self._local.end()
         super().on_train_end()
 
+    def on_exception(self, exception: BaseException) -> None:
+        self._has_failed = True
+        super().on_exception(exception)
+
     def teardown(self) -> None:
         self._shown.close()  # if an exception has ended the validation
+        if not self._has_failed:
+            self._local.end()  # also if there was nothing left to train, of which no hook tells
         super().teardown()
 
     def lightning_module_state_dict(self) -> Dict[str, Any]:

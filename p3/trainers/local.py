@@ -64,10 +64,12 @@ class Local:
             yield
 
     def end(self) -> None:
-        """At the end of a training, on every worker: the global weights are the models' for good."""
+        """At the end of a training, on every worker: the global weights are the models' for good. Behind another end()
+        they stay as they are."""
         for one in self._optimizers:
-            one.take_global()
-            self._ended_at[one] = one._p3_local.steps_taken
+            if one._p3_local.steps_taken != self._ended_at.get(one):
+                one.take_global()
+                self._ended_at[one] = one._p3_local.steps_taken
 
     def broadcast(self) -> None:
         """On every worker, behind a load of other weights into the models: rank 0's become the global ones."""

@@ -342,6 +342,11 @@ def local_linked(folder):
     return [locally(folder, resume=begun / name, epochs=5)[2] for name in ("epoch=3.ckpt", "last.ckpt")]
 
 
+def local_ended(folder):
+    """From the last checkpoint, behind which nothing is left to train."""
+    return locally(folder, resume=folder.parent / "local_begun" / "epoch=3.ckpt")[2]
+
+
 def local_manual(folder):
     """Two optimizers, each with local steps of its own."""
     net = Manual()

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(400)  # the first test waits for the jobs
 SCRIPT = "on_lightning.py"
 LIKE_DDP = ["plain", "by_name", "clipped", "value_clipped", "accumulated", "halved", "manual", "stopped", "saved",
             "begun", "resumed", "validated", "unseen", "looked_at", "changed", "averaged"]  # fmt: skip
-BY_P3_ALONE = ["refused", "local", "local_begun", "local_resumed", "local_linked", "local_manual"]
+BY_P3_ALONE = ["refused", "local", "local_begun", "local_resumed", "local_linked", "local_ended", "local_manual"]
 
 
 def test_one_worker_may_validate_before_it_trains(tmp_path, processes):
@@ -80,6 +80,11 @@ def test_local_steps_resume_with_the_same_bits(by_p3):
 
 def test_a_link_to_a_checkpoint_leads_to_its_parts_too(by_p3):
     assert all(of_file == of_link and len(of_file["losses"]) == 4 for of_file, of_link in by_p3["local_linked"])
+
+
+def test_a_training_of_which_nothing_is_left_ends_with_the_global_weights(by_p3):
+    for ended, begun in zip(by_p3["local_ended"], by_p3["local_begun"]):
+        assert ended["losses"] == [] and ended["weights"] == begun["weights"]
 
 
 def test_each_of_two_optimizers_has_local_steps_of_its_own(by_p3):
