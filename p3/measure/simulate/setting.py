@@ -30,11 +30,6 @@ _OVERHEAD = Overhead()
 _NORM_BYTES = 16  # a server's part of it
 _MBIT = 1e6 / 8
 
-# Finer segments than this are not needed, and more of them in all take minutes.
-_FINEST_SEGMENT_BYTES = 8 << 10
-_COARSEST_SEGMENT_BYTES = 256 << 10
-_MOST_SEGMENTS = 2e6
-
 
 @dataclass(frozen=True)
 class Network:
@@ -48,7 +43,7 @@ class Network:
     lossless: bool = False  # queues of any length
     congestion: str = "cubic"
     ack_bytes: float = float(_OVERHEAD.packet_bytes)
-    segment_kib: float = 0.0  # that links pass as one; 0: 8, or with many hosts more; then nothing is lost
+    segment_kib: float = 8.0  # that links pass as one, at most; finer ones are not needed
 
     @property
     def hosts(self) -> int:
@@ -137,10 +132,6 @@ def job(setting: Setting) -> dict:
     """As _simulator.pyx takes it. Raises ValueError for what makes no sense."""
     _check(setting)
     network = setting.network
-    slices = _slices(setting)
-    segment_bytes = network.segment_kib * 1024 or _segment_bytes(setting, slices)
-    if segment_bytes > _FINEST_SEGMENT_BYTES:
-        network = dataclasses.replace(network, lossless=True)  # one coarse segment may be all that a queue holds
     return {
         "hosts": [(_link(network, up), _link(network, down)) for up, down in zip(network.up_mbit, network.down_mbit)],
         "workers": setting.workers,
@@ -151,7 +142,7 @@ def job(setting: Setting) -> dict:
             for layer in setting.model.layers
         ],
         "releases_at_end": setting.release == "end",
-        "slices": slices,
+        "slices": _slices(setting),
         "clipping": setting.clip,
         "norm_bytes": _NORM_BYTES + _OVERHEAD.slice_bytes,
         "factors": [_factors(setting, worker) for worker in range(len(setting.workers))],
@@ -159,7 +150,7 @@ def job(setting: Setting) -> dict:
         "traced_iterations": setting.traced_iterations,
         "traces_links": setting.traces_links,
         "transport": {
-            "segment_bytes": segment_bytes,
+            "segment_bytes": network.segment_kib * 1024,
             "packet_payload_bytes": _OVERHEAD.packet_payload_bytes,
             "packet_header_bytes": _OVERHEAD.packet_bytes,
             "delay_s": network.delay_ms / 1e3,
@@ -238,15 +229,6 @@ def _factors(setting: Setting, worker: int) -> List[float]:
     """Those of the replay, so that a simulated job has the lab's jitter."""
     slower, iterations = setting.stragglers.get(worker, 1.0), setting.warmup + setting.iterations
     return [slower * one for one in islice(gpu_clock.factors(setting.jitter, setting.seed, worker), iterations)]
-
-
-def _segment_bytes(setting: Setting, slices: List[dict]) -> float:
-    crossing = sum(one["push_bytes"] + one["value_bytes"] for one in slices) * (setting.network.hosts - 1)
-    crossing *= setting.warmup + setting.iterations
-    size = _FINEST_SEGMENT_BYTES
-    while size < _COARSEST_SEGMENT_BYTES and crossing / size > _MOST_SEGMENTS:
-        size *= 2
-    return float(size)
 
 
 def _check(setting: Setting) -> None:
