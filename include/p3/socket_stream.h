@@ -38,12 +38,19 @@ class SocketStream : public Stream {
   int write_fd() const override { return fd_; }
   uint32_t write_event() const override { return EPOLLOUT; }
   void share_link(LinkRate* link) override;
+  bool may_stand_still() const override;
+  bool try_again() override;
   void end_writing() override;
   void close() override;
 
   // How many bytes may be in flight on one of the connections that share a link. Always more than what the path itself
-  // holds at the link's rate, so if this bound keeps the rate low, it grows. Whole KiB.
+  // holds at the link's rate, so if this bound keeps the rate low, it grows; and of all connections together no more than
+  // fits into a queue of 20 ms, unless they are so many that each has the least that there is. Whole KiB.
   static uint64_t bytes_under_way(const LinkShare& link, uint32_t min_rtt_us);
+
+  // Whether those with such a bound are so many that what they may have in flight fills a queue. Only then it is worth a
+  // look whether one stands still.
+  static bool are_many(uint64_t bound);
 
   // Whether a path is so short that another congestion control takes the place of BBR where that is the system's
   // default: connections that take turns by priority do not get their rates from it (docs/decisions.md).

@@ -5,6 +5,7 @@
 #include <sys/uio.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 
@@ -44,6 +45,14 @@ class Stream {
 
   // Before the first write: with the other streams of this process. Those that stay on the machine have no part in it.
   virtual void share_link(LinkRate*) {}
+
+  // Whether the host's own queue may have had no room for what write() has taken. Linux keeps that in the socket, and if
+  // nothing is in flight whose acknowledgement would make it try again, it waits 0.2 s, and then 0.5 s.
+  virtual bool may_stand_still() const { return false; }
+  // So long after a write, of a stream that may stand still: whatever does is sent. True: it must be asked once more after
+  // that time, as something is still on its way. Called by the writer.
+  static constexpr std::chrono::milliseconds kTryAgainAfter{20};
+  virtual bool try_again() { return false; }
 
   // Some of what write() was last offered is being sent, though not counted yet: the next write must begin with the
   // same bytes. Called by the writer.

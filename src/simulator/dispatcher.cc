@@ -8,7 +8,7 @@ namespace {
 constexpr double kFullUntil = 2.0 / 3;  // of a send buffer: then the kernel says that it can be written to
 // SocketStream writes up to a window at once. But here a piece passes each link as a whole, and in the lab, where the larger
 // pieces have made no iteration longer, it does not.
-constexpr double kLeastPiece = 8 << 10, kPiecesPerWindow = 4;
+constexpr double kLeastPiece = 8 << 10, kPiecesPerWindow = 4;  // or a whole window
 
 }  // namespace
 
@@ -97,7 +97,7 @@ void Dispatcher::write(int connection) {
 
 double Dispatcher::piece_of(const Queue& queue) const {
   if (rules_.write_bytes > 0) return rules_.write_bytes;
-  return std::max(kLeastPiece, queue.window / kPiecesPerWindow);
+  return std::max(std::min(kLeastPiece, queue.window), queue.window / kPiecesPerWindow);
 }
 
 void Dispatcher::acknowledged(int connection) {

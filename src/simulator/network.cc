@@ -26,10 +26,11 @@ Network::Network(const Job& job, EventQueue& events, Listener& listener)
   }
 }
 
-int Network::connect(int from_host, int to_host) {
+int Network::connect(int from_host, int to_host, double retry_s) {
   connections_.emplace_back();
   connections_.back().from = from_host;
   connections_.back().to = to_host;
+  connections_.back().retry_s = retry_s;
   connections_.back().control = CongestionControl::make(transport_.congestion, transport_.packet_payload_bytes);
   return static_cast<int>(connections_.size()) - 1;
 }
@@ -84,7 +85,7 @@ void Network::send(int connection, double retry_s) {
     if (!enter_uplink(number)) {
       if (c.control != nullptr) c.control->on_loss(events_.now(), c.delivered);
       if (c.in_flight > 0 || c.waits_to_retry) return;
-      events_.at(events_.now() + retry_s, EventKind::kRetry, connection);
+      events_.at(events_.now() + (c.retry_s > 0 ? c.retry_s : retry_s), EventKind::kRetry, connection);
       c.waits_to_retry = true;
       return;
     }

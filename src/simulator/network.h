@@ -32,8 +32,9 @@ class Network {
 
   Network(const Job& job, EventQueue& events, Listener& listener);
 
-  // The number of a new connection, from 0.
-  int connect(int from_host, int to_host);
+  // The number of a new connection, from 0. What its own host drops is tried again at the next acknowledgement; where none
+  // is to come, after `retry_s`; 0: as Linux does, after 0.2 s and then after 0.5 s.
+  int connect(int from_host, int to_host, double retry_s = 0);
   int source(int connection) const { return of(connection).from; }
   int sink(int connection) const { return of(connection).to; }
 
@@ -79,6 +80,7 @@ class Network {
     std::vector<Early> early;
     std::unique_ptr<CongestionControl> control;
     double next_departure = 0;
+    double retry_s = 0;
     bool waits_for_pace = false, waits_to_retry = false;
     double delivered = 0, delivered_at = 0;
   };

@@ -1,6 +1,7 @@
 #include "simulator/training.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <map>
 #include <set>
@@ -65,8 +66,10 @@ void Training::connect() {
   std::set<int> used;
   for (const Slice& one : job_.slices) used.insert(one.server);
   result_.window_bytes = window();
+  const bool are_many = SocketStream::are_many(static_cast<uint64_t>(result_.window_bytes));
+  const double retry_s = are_many ? std::chrono::duration<double>(Stream::kTryAgainAfter).count() : 0;
   const auto open = [&](int from, int to) {
-    const int number = network_.connect(from, to);
+    const int number = network_.connect(from, to, retry_s);
     dispatcher_.add(number, result_.window_bytes);
     return number;
   };

@@ -164,6 +164,7 @@ class Transport {
   void tell(const std::optional<Header>& news) P3_REQUIRES(mutex_);
   void yield(const Van& van, const Header& told);
   void queue_pings(Clock::time_point now) P3_REQUIRES(mutex_);
+  Clock::time_point try_streams_again(Clock::time_point now) P3_REQUIRES(mutex_);
   void announce_failure();
   void lose(Van& van);
   bool goes_on_without(Van& van, const Error& loss);
@@ -208,11 +209,12 @@ class Transport {
   std::atomic<bool> has_failed_{false};            // there is one: scripts ask for every gradient
   std::atomic<Phase> phase_{Phase::kConfiguring};  // written under the lock
   bool sender_sleeps_ P3_GUARDED_BY(mutex_) = false;
-  bool sending_ P3_GUARDED_BY(mutex_) = false;          // somebody holds the sending role
-  int role_wanted_ P3_GUARDED_BY(mutex_) = 0;           // who sends gives it up soon
-  size_t last_written_ P3_GUARDED_BY(mutex_) = 0;       // the van whose turn it was
-  std::atomic<bool> pushes_go_first_{false};            // those of this node; else no frame costs a look at that
-  WaitingPushes waiting_pushes_ P3_GUARDED_BY(mutex_);  // then
+  Clock::time_point sender_wakes_at_ P3_GUARDED_BY(mutex_){};  // at the latest, if it sleeps
+  bool sending_ P3_GUARDED_BY(mutex_) = false;                 // somebody holds the sending role
+  int role_wanted_ P3_GUARDED_BY(mutex_) = 0;                  // who sends gives it up soon
+  size_t last_written_ P3_GUARDED_BY(mutex_) = 0;              // the van whose turn it was
+  std::atomic<bool> pushes_go_first_{false};                   // those of this node; else no frame costs a look at that
+  WaitingPushes waiting_pushes_ P3_GUARDED_BY(mutex_);         // then
   Precedence precedence_ P3_GUARDED_BY(mutex_);
   std::deque<std::packaged_task<void()>> tasks_ P3_GUARDED_BY(mutex_);  // for the receiver
   std::atomic<int> threads_holding_{2};

@@ -65,20 +65,39 @@ void Transport::queue_pings(Clock::time_point now) {
   }
 }
 
+// Those whose time has come, if nobody sends. Returns when the next one's comes.
+Transport::Clock::time_point Transport::try_streams_again(Clock::time_point now) {
+  auto next = Van::kNever;
+  for (auto& van : vans_) {
+    if (van->try_again_at == Van::kNever) continue;
+    if (van->is_lost() || van->broken)
+      van->try_again_at = Van::kNever;
+    else if (van->try_again_at <= now)
+      van->try_again_at = sending_ || van->stream().try_again() ? now + Stream::kTryAgainAfter : Van::kNever;
+    next = std::min(next, van->try_again_at);
+  }
+  return next;
+}
+
 void Transport::send_loop() {
   epoll_event events[64];
   while (phase_ < Phase::kStopping) {
     bool write;
+    int sleep_ms = milliseconds(options_.heartbeat_s / 2);
     {
       MutexLock lock(mutex_);
+      const auto now = Clock::now();
       // What a van is writing belongs to who holds the role; without it not even has_work() may be asked.
-      if (!sending_) queue_pings(Clock::now());
+      if (!sending_) queue_pings(now);
       write = !sending_ && role_wanted_ == 0 && most_urgent_writable() != nullptr;
       if (write) {
         sending_ = true;
       } else if (phase_ >= Phase::kFinishing && !sending_ && nothing_to_send()) {
         break;
       } else {
+        const auto wakes_at = std::min(now + std::chrono::milliseconds(sleep_ms), try_streams_again(now));
+        sleep_ms = static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(wakes_at - now).count());
+        sender_wakes_at_ = wakes_at;
         sender_sleeps_ = true;
       }
     }
@@ -87,7 +106,7 @@ void Transport::send_loop() {
       continue;
     }
     ++system_calls_;
-    const int count = epoll_wait(send_epoll_, events, 64, milliseconds(options_.heartbeat_s / 2));
+    const int count = epoll_wait(send_epoll_, events, 64, sleep_ms);
     MutexLock lock(mutex_);
     sender_sleeps_ = false;
     for (int i = 0; i < count; ++i) {
@@ -112,6 +131,7 @@ void Transport::send_loop() {
 // Writes the most urgent frames that can move, at most `limit`. The caller holds the sending role and loses it here.
 // True: the sender must be woken, for what is left or to end.
 bool Transport::write_frames(int limit) {
+  auto try_again_at = Van::kNever;  // of what is written here, the first
   for (int i = 0;; ++i) {
     Van* van;
     uint64_t edges = 0;
@@ -124,11 +144,16 @@ bool Transport::write_frames(int limit) {
         sending_ = false;
         // Who replaces a van, or the ending sender, may wait for the role.
         if (phase_ >= Phase::kFinishing || role_wanted_ > 0) stopped_.notify_all();
-        return van != nullptr || phase_ >= Phase::kFinishing;
+        return van != nullptr || phase_ >= Phase::kFinishing ||
+               (try_again_at < sender_wakes_at_ && std::exchange(sender_sleeps_, false));
       }
       last_written_ = static_cast<size_t>(van->number);
       van->begin_frames(now, precedence_);
       van->last_write = now;
+      if (van->stream().may_stand_still()) {
+        van->try_again_at = now + Stream::kTryAgainAfter;
+        try_again_at = std::min(try_again_at, van->try_again_at);
+      }
       edges = van->edges;
     }
     switch (van->write_some()) {

@@ -47,6 +47,7 @@ struct Frame {
 
 class Van {
  public:
+  static constexpr auto kNever = std::chrono::steady_clock::time_point::max();
   enum class Progress { kMoved, kFrameDone, kBlocked, kEnd, kBroken };
   enum class State : uint8_t {
     kOpen,
@@ -106,6 +107,8 @@ class Van {
   bool writable = true;
   uint64_t edges = 0;
   std::chrono::steady_clock::time_point last_write{};
+  // When the stream is to be asked whether it stands still.
+  std::chrono::steady_clock::time_point try_again_at = kNever;
   // A write has failed: what is queued will never leave. Set by who writes; the receiver then reads on, whatever is
   // held, for what the peer said last, and for the end.
   std::atomic<bool> broken{false};

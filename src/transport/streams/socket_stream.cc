@@ -28,9 +28,13 @@ constexpr uint64_t kSpareBytes = 32 << 10;
 constexpr uint64_t kSpareMicroseconds = 6000;  // and what the link carries in that time
 constexpr uint32_t kNearMicroseconds = 1000;   // for paths up to there, that is enough
 constexpr uint64_t kLeastBound = 8 << 10;
+// Where connections are so many that not even these fit into a queue together, less: down to three packets, about the least
+// that the kernel grants. A queue holds what the link carries in 20 ms, and on slow links so much at least.
+constexpr uint64_t kLeastBoundOfMany = 4 << 10;
+constexpr uint64_t kQueueMicroseconds = 20000, kLeastQueue = 14 * kLeastBound;
 constexpr uint64_t kFirstBound = 16 << 10;  // until a rate is known
-// What is handed to the kernel at once is as much as may be in flight, between these: a quarter of a slice of 10,000
-// elements, and what the kernel makes one segment of.
+// What is handed to the kernel at once is as much as may be in flight, but where that is at least kLeastBound no less than
+// a quarter of a slice of 10,000 elements, and never more than what the kernel makes one segment of.
 constexpr uint64_t kLeastPiece = 10 << 10, kMostPiece = 60 << 10;
 
 // Less than a few packets is worth no system call; more than that might not fit into the kernel's receive buffer (128 KiB
@@ -94,7 +98,7 @@ IoResult SocketStream::write(const iovec* parts, int count) {
   while (!is_full) {
     Piece piece(parts, count, result.bytes, most);
     if (piece.count == 0) break;
-    const IoResult sent = send(piece, is_bounded_ && piece.bytes > kLeastPiece / 2);
+    const IoResult sent = send(piece, is_bounded_ && piece.bytes > std::min(bound_.load(), kLeastPiece) / 2);
     result.bytes += sent.bytes;
     is_full = sent.bytes < piece.bytes;
     if (result.bytes == 0) result.error = sent.error;
@@ -133,7 +137,7 @@ bool SocketStream::has_short_segments() const {
   int bytes = 0;
   socklen_t length = sizeof bytes;
   return getsockopt(fd_, IPPROTO_TCP, TCP_MAXSEG, &bytes, &length) == 0 &&
-         static_cast<uint64_t>(bytes) < kLeastPiece / 2;
+         static_cast<uint64_t>(bytes) <= kLeastBoundOfMany / 2;
 }
 
 // The kernel forgets a minimum after five minutes (net.ipv4.tcp_min_rtt_wlen). On a link that is full all the time the next
@@ -159,11 +163,15 @@ void SocketStream::leave_bbr() {
 
 bool SocketStream::is_short(uint32_t min_rtt_us) { return min_rtt_us <= kShortRoundTripMicroseconds; }
 
+bool SocketStream::are_many(uint64_t bound) { return bound < kLeastBound; }
+
 uint64_t SocketStream::bytes_under_way(const LinkShare& link, uint32_t min_rtt_us) {
   const auto carried_in = [&](uint64_t microseconds) { return link.bytes_per_second * microseconds / 1'000'000; };
   const uint64_t path = min_rtt_us > kNearMicroseconds ? carried_in(min_rtt_us) * 5 / 4 : 0;
-  const uint64_t share = (kSpareBytes + carried_in(kSpareMicroseconds)) / std::max<uint64_t>(link.connections, 1);
-  const uint64_t bytes = path + std::max(kLeastBound, share);
+  const uint64_t connections = std::max<uint64_t>(link.connections, 1);
+  const uint64_t fitting = std::max(carried_in(kQueueMicroseconds), kLeastQueue) / connections;
+  const uint64_t least = std::clamp(fitting, kLeastBoundOfMany, kLeastBound);
+  const uint64_t bytes = path + std::max(least, (kSpareBytes + carried_in(kSpareMicroseconds)) / connections);
   return bytes - bytes % (1 << 10);
 }
 
@@ -186,7 +194,24 @@ bool SocketStream::set_send_buffer() {
 }
 
 size_t SocketStream::piece_bytes() const {
-  return is_bounded_ ? std::clamp<uint64_t>(bound_, kLeastPiece, kMostPiece) : std::numeric_limits<size_t>::max();
+  if (!is_bounded_) return std::numeric_limits<size_t>::max();
+  return are_many(bound_) ? bound_.load() : std::clamp<uint64_t>(bound_, kLeastPiece, kMostPiece);
+}
+
+bool SocketStream::may_stand_still() const { return is_tcp_ && is_bounded_ && are_many(bound_); }
+
+// Setting TCP_NODELAY, though it is set, has the kernel send what it can.
+bool SocketStream::try_again() {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  note_call();
+  if (getsockopt(fd_, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return false;
+  if (info.tcpi_unacked > 0) return true;
+  if (info.tcpi_notsent_bytes == 0) return false;
+  const int on = 1;
+  note_call();
+  setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  return true;
 }
 
 IoResult SocketStream::read(const iovec* parts, int count) {

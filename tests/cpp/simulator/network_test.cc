@@ -112,6 +112,17 @@ TEST_F(NetworkTest, SegmentThatItsOwnHostDropsStaysAndLeavesWithTheNextAcknowled
   }
 }
 
+TEST_F(NetworkTest, ConnectionThatIsAskedTriesAgainSooner) {
+  job_.hosts[0].up.queue_bytes = 250;
+  Network network(job_, events_, *this);
+  network.up(0).pass(0, 160);  // another's, gone at 0.16
+  network.write(network.connect(0, 1, 0.06), 0, 100, true);
+  run(network);
+  // Dropped at 0; at 0.06 there are 100 before it.
+  ASSERT_EQ(deliveries_.size(), 1u);
+  EXPECT_NEAR(deliveries_[0].second, 0.16 + 0.1 + 0.1, 1e-9);
+}
+
 TEST_F(NetworkTest, ConnectionWithNothingUnderWayPausesAfterItsOwnHostHasDropped) {
   job_.hosts[0].up.queue_bytes = 250;
   Network network(job_, events_, *this);

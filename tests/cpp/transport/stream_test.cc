@@ -6,14 +6,18 @@
 #include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/utsname.h>
+#include <sys/wait.h>
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -490,6 +494,16 @@ TEST(SocketStream, AllConnectionsOfALinkTogetherFitIntoAQueueOfTwentyMillisecond
   }
 }
 
+// Of two connections for each other host of 16, 32 and 64 only the least that the kernel grants may be under way.
+TEST(SocketStream, ManyConnectionsHaveLessUnderWayEach) {
+  constexpr uint64_t kSlow = 5'000'000, kFast = 125'000'000;
+  EXPECT_EQ(SocketStream::bytes_under_way({kSlow, 18}, 50), 6u << 10);
+  for (uint64_t connections : {30, 62, 126})
+    EXPECT_EQ(SocketStream::bytes_under_way({kSlow, connections}, 50), 4u << 10) << connections;
+  EXPECT_EQ(SocketStream::bytes_under_way({kFast, 254}, 50), 8u << 10);
+  EXPECT_EQ(SocketStream::bytes_under_way({kFast, 510}, 50), 4u << 10);
+}
+
 // No rate is such that a little more changes much.
 TEST(SocketStream, WhatIsUnderWayHasNoSteps) {
   for (uint64_t rate = 1'000'000; rate < 1'000'000'000; rate += rate / 100) {
@@ -565,6 +579,96 @@ TEST(SocketStream, ExceedsItsBoundByLessThanAPiece) {
     ASSERT_LT(written, 64 * zeros.size()) << "it is not bounded";
   }
   EXPECT_GT(written, 0u);
+}
+
+// The same with the least bound that there is, beyond which the kernel would put off what it writes.
+TEST(SocketStream, ExceedsTheLeastBoundByLessThanAPiece) {
+  const auto [ours, other] = far_tcp_pair();
+  const StreamPair pair = socket_pair({ours, other});
+  constexpr int kBound = 4 << 10;
+  LinkRate link;
+  link.agree({5'000'000, 126});
+  pair.first->share_link(&link);
+  EXPECT_FALSE(pair.first->may_stand_still()) << "its bound is still that of the start";
+  const std::vector<char> zeros(4 << 20);  // nobody reads them
+  iovec part{const_cast<char*>(zeros.data()), 1};
+  pair.first->write(&part, 1);  // and looks at its link
+  EXPECT_TRUE(pair.first->may_stand_still());
+  part.iov_len = zeros.size();
+  pollfd writable{pair.first->write_fd(), POLLOUT, 0};
+  size_t written = 0;
+  while (poll(&writable, 1, 100) > 0) {  // until the kernels of both ends are full
+    written += pair.first->write(&part, 1).bytes;
+    int under_way = 0;
+    ASSERT_EQ(ioctl(pair.first->write_fd(), SIOCOUTQ, &under_way), 0);
+    ASSERT_LE(under_way, 2 * kBound);
+    ASSERT_LT(written, 64 * zeros.size()) << "it is not bounded";
+  }
+  EXPECT_GT(written, 0u);
+}
+
+// What is in the child's network namespace: exit status 77 where none can be had.
+int send_what_found_no_room() {
+  if (unshare(CLONE_NEWNET) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) return 77;
+  if (std::system("(ip link set lo up mtu 1500 && tc qdisc add dev lo root tbf rate 40mbit burst 96kb latency 20ms) "
+                  ">/dev/null 2>&1") != 0)
+    return 77;
+  const auto [ours, other] = tcp_pair();
+  const std::unique_ptr<Stream> stream = stream_of(ours);
+  const auto info_of = [fd = ours] {
+    tcp_info info{};
+    socklen_t length = sizeof info;
+    getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length);
+    return info;
+  };
+  const int blast = socket(AF_INET, SOCK_DGRAM, 0);
+  const int much = 4 << 20;
+  setsockopt(blast, SOL_SOCKET, SO_SNDBUFFORCE, &much, sizeof much);
+  sockaddr_in nobody{};
+  nobody.sin_family = AF_INET;
+  nobody.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  nobody.sin_port = htons(9);
+  char bytes[4096] = {};
+  const iovec part{bytes, sizeof bytes};
+  size_t written = 0, came = 0;
+  pollfd readable{other, POLLIN, 0};
+  for (int attempt = 0; attempt < 50; ++attempt) {
+    for (int packet = 0; packet < 400; ++packet)
+      sendto(blast, bytes, 1400, MSG_DONTWAIT, reinterpret_cast<sockaddr*>(&nobody), sizeof nobody);
+    written += stream->write(&part, 1).bytes;
+    if (info_of().tcpi_unacked == 0 && info_of().tcpi_notsent_bytes > 0) break;
+    while (came < written && poll(&readable, 1, kDeadlineMs) > 0) {  // it found room
+      const ssize_t n = ::read(other, bytes, sizeof bytes);
+      if (n <= 0) return 2;
+      came += static_cast<size_t>(n);
+    }
+    while (stream->try_again()) poll(nullptr, 0, 1);  // until all is acknowledged
+  }
+  if (info_of().tcpi_notsent_bytes == 0) return 3;
+  poll(&readable, 1, 60);                            // the queue is empty after 40 ms, and Linux tries again after 200
+  if (info_of().tcpi_notsent_bytes == 0) return 77;  // a machine so slow that it has done so
+  if (!stream->try_again()) return 4;
+  if (info_of().tcpi_notsent_bytes != 0) return 5;
+  while (came < written && poll(&readable, 1, kDeadlineMs) > 0) {
+    const ssize_t n = ::read(other, bytes, sizeof bytes);
+    if (n <= 0) return 6;
+    came += static_cast<size_t>(n);
+  }
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(kDeadlineMs);
+  while (stream->try_again())
+    if (std::chrono::steady_clock::now() > deadline) return 7;
+  return came == written ? 0 : 8;
+}
+
+// A queue of the host's own that is full, and nothing in flight whose acknowledgement would have the kernel try again.
+TEST(SocketStream, SendsWhatItsHostHadNoRoomForWhenAsked) {
+  const pid_t child = fork();
+  if (child == 0) _exit(send_what_found_no_room());
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 77) GTEST_SKIP() << "no network namespace, no tc, or a machine that is too slow";
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 // Or the kernel wakes its reader for each segment of a slice that is of no use before it is whole.

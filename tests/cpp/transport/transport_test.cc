@@ -181,6 +181,42 @@ TEST(Transport, EveryFrameArrivesOnceAndWholeWhoeverSends) {
   }
 }
 
+// A stream that stands still until it has been asked so many times.
+class Standing : public SocketStream {
+ public:
+  Standing(int fd, std::atomic<int>& left) : SocketStream(fd, 128 << 10), left_(left) {}
+  bool may_stand_still() const override { return true; }
+  bool try_again() override { return --left_ > 0; }
+
+ private:
+  std::atomic<int>& left_;
+};
+
+// Whoever has written, and though no heartbeat would wake the sender for long.
+TEST(Transport, AsksAStreamThatMayStandStillUntilAllIsSent) {
+  const Payloads payloads;
+  NodeOptions options;
+  options.heartbeat_s = 1000;
+  options.timeout_s = 4000;
+  std::atomic<int> left{3}, left_there{3};
+  Node client("client", options), server("server", options);
+  server.on_slice = [&](int van, const Header&) {
+    server.transport.send({{van, payloads.frame(2, 0, 100)}}, Transport::Write::kHere);  // its sender sleeps
+  };
+  const auto [ours, theirs] = tcp_pair();
+  client.transport.add_van(std::make_unique<Standing>(ours, left), "server");
+  server.transport.add_van(std::make_unique<Standing>(theirs, left_there), "client");
+  server.transport.start();
+  client.transport.start();
+  client.transport.send({{0, payloads.frame(1, 0, 100)}});
+  EXPECT_TRUE(within_deadline([&] { return left == 0 && left_there == 0; })) << left << ", " << left_there;
+  left = left_there = 2;
+  client.transport.send({{0, payloads.frame(1, 0, 100)}});
+  EXPECT_TRUE(within_deadline([&] { return left == 0 && left_there == 0; })) << left << ", " << left_there;
+  client.transport.stop();
+  server.transport.stop();
+}
+
 // finish() while the receiver still answers on its own thread: whoever holds the sending role must wake who ends.
 TEST(Transport, FinishEndsWhileOthersStillSend) {
   const Payloads payloads;
