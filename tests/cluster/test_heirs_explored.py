@@ -1,0 +1,80 @@
+"""docs/replicated-servers.md, explored: a server is lost at any point, and whatever may follow in any order. Each worker
+has the same sum of each round, made of one gradient of each of them, and nobody waits for ever."""
+
+import random
+
+import pytest
+from heirs_model import FAULTS, World, Wrong
+
+FAR_TOO_MANY = 2_000_000
+
+
+def explore(world):
+    """All that may follow. How many different worlds that are."""
+    known, open_worlds = {world.key()}, [world]
+    while open_worlds:
+        world = open_worlds.pop()
+        steps = world.steps()
+        # To lose somebody is no way to go on.
+        if not any(step[0] not in ("kill server", "suspect server", "lose worker") for step in steps):
+            world.require()
+        for step in steps:
+            after = world.clone()
+            after.do(step)
+            key = after.key()
+            if key not in known:
+                known.add(key)
+                open_worlds.append(after)
+        assert len(known) < FAR_TOO_MANY
+    return len(known)
+
+
+def wander(world, random):
+    """One way through."""
+    while True:
+        steps = world.steps()
+        losses = [step for step in steps if step[0] in ("kill server", "suspect server", "lose worker")]
+        others = [step for step in steps if step not in losses]
+        if not others:
+            world.require()
+        if not steps or (not others and random.random() < 0.5):
+            return
+        world.do(random.choice(losses if losses and (not others or random.random() < 0.04) else others))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        dict(workers=2, slices=1, rounds=2),
+        dict(workers=1, slices=2, rounds=1),
+        dict(workers=2, slices=1, rounds=1, worker_losses=1),
+    ],
+    ids=str,
+)
+def test_whenever_a_server_is_lost_all_have_the_same_sums(shape):
+    assert explore(World(**shape)) > 100
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        dict(workers=2, slices=2, rounds=2),
+        dict(workers=3, slices=2, rounds=2),
+        dict(workers=3, slices=2, rounds=2, worker_losses=1),
+        dict(workers=4, slices=1, rounds=3, worker_losses=2),
+    ],
+    ids=str,
+)
+def test_it_is_so_with_more_of_them(shape):
+    for seed in range(700):
+        wander(World(**shape), random.Random(seed))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_explorer_finds(fault):
+    """Within what the tests above do."""
+    with pytest.raises(Wrong) as found:
+        for seed in range(700):
+            for shape in (dict(slices=2), dict(workers=3, slices=2, worker_losses=1)):
+                wander(World(rounds=2, **{"workers": 2, **shape}, faults=[fault]), random.Random(seed))
+    print(found.value)

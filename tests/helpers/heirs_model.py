@@ -1,0 +1,362 @@
+"""A model of docs/replicated-servers.md, stage one: workers, the server that is lost, its heir. Pure Python, no bytes.
+
+A gradient is (worker, round), a sum a frozenset of these, the first value "first". So whether two sums have the same bits
+is whether they are equal, as sums are made in one order. A World can be copied, and tells what may happen next; whoever
+explores chooses. FAULTS are mistakes that an implementation might make, each of which the explorer has to find.
+
+Of each worker and slice the frames on a connection come in order; those of different slices in any.
+"""
+
+import copy
+from collections import deque
+
+FAULTS = (
+    "settles early",  # the heir waits for the claim of one worker only
+    "keeps no copy",  # a worker claims the round, but has no value for it any more
+    "claims first",  # and closes its connection to the lost server later
+    "counts again",  # a push of a round that was published counts for the next one
+    "answers at once",  # who is behind gets the value before its push has come, which then is one of no round
+    "waits for the lost",  # the heir waits for claims of workers that have departed
+    "pushes nothing again",
+    "forgets a half",  # what had partly come has spoilt the gradient
+    "answers the lost",  # and not one of those who are there
+)
+
+
+class Wrong(AssertionError):
+    """What must never be."""
+
+
+class Worker:
+    def __init__(self, slices):
+        self.alive = True
+        self.server = "S"
+        self.landed = [-1] * slices  # round; -1: no first value yet
+        self.kept = [None] * slices
+        self.begun = -1  # round, of all slices: one key
+        self.spoilt = set()
+
+
+class Server:
+    """The part that both have of one slice."""
+
+    def __init__(self, workers):
+        self.published, self.value = -1, None
+        self.next = [0] * workers  # round whose frame is due of each worker
+        self.came = {}  # of the round in progress, by worker
+        self.asked = set()  # for the first value
+        self.gone = set()  # workers that have departed
+        # Of an heir:
+        self.claims = None  # by worker, while it is open
+        self.held = {}
+        self.behind = set()
+
+
+class World:
+    def __init__(self, workers=2, slices=1, rounds=2, server_losses=1, worker_losses=0, faults=()):
+        self.rounds, self.slices, self.faults = rounds, slices, frozenset(faults)
+        self.workers = [Worker(slices) for _ in range(workers)]
+        self.at = {name: [Server(workers) for _ in range(slices)] for name in "SH"}
+        self.server_losses, self.worker_losses = server_losses, worker_losses
+        self.is_declared = self.has_inherited = False  # lost, by the scheduler; the heir has shards for it
+        self.s_acts = True
+        self.told = set()  # workers that have heard
+        self.dropping = set()  # with "claims first": who has claimed, and not closed
+        self.channels = {}  # (from, to, slice): deque of frames
+        self.seen = {}  # (slice, round): the value that a worker that is alive has, and who has it
+        self.first = 0
+
+    def clone(self):
+        other = copy.copy(self)
+        other.workers = [copy.copy(one) for one in self.workers]
+        for one in other.workers:
+            one.landed, one.kept, one.spoilt = list(one.landed), list(one.kept), set(one.spoilt)
+        other.at = {name: [copy.deepcopy(one) for one in slices] for name, slices in self.at.items()}
+        other.told, other.dropping, other.seen = set(self.told), set(self.dropping), dict(self.seen)
+        other.channels = {where: deque(frames) for where, frames in self.channels.items()}
+        return other
+
+    def key(self):
+        """Equal for worlds in which the same may follow."""
+        workers = tuple(
+            (w.alive, w.server, tuple(w.landed), tuple(w.kept), w.begun, frozenset(w.spoilt)) for w in self.workers
+        )
+        servers = tuple(
+            (s.published, s.value, tuple(s.next), frozenset(s.came.items()), frozenset(s.asked), frozenset(s.gone),
+             None if s.claims is None else frozenset(s.claims.items()), frozenset(s.held.items()), frozenset(s.behind))
+            for slices in self.at.values() for s in slices
+        )  # fmt: skip
+        channels = frozenset((where, tuple(frames)) for where, frames in self.channels.items() if frames)
+        flags = (self.server_losses, self.worker_losses, self.is_declared, self.has_inherited, self.s_acts, self.first)
+        sets = (frozenset(self.told), frozenset(self.dropping), frozenset(self.seen.items()))
+        return (workers, servers, channels, flags, sets)
+
+    # What may happen next, as tuples for do()
+
+    def steps(self):
+        steps = [("arrive", where) for where, frames in sorted(self.channels.items(), key=repr) if frames
+                 and (where[1] != "S" or self.s_acts)]  # fmt: skip
+        for rank, worker in enumerate(self.workers):
+            if worker.alive and self._may_begin(worker):
+                steps.append(("begin", rank))
+            if worker.alive and self.has_inherited and rank not in self.told:
+                steps.append(("hear", rank))
+            if worker.alive and rank in self.dropping:
+                steps.append(("close", rank))
+            if worker.alive and self.worker_losses and sum(w.alive for w in self.workers) > 1:
+                steps.append(("lose worker", rank))
+        if self.server_losses:
+            steps += [("kill server",), ("suspect server",)]
+        if self.is_declared and not self.has_inherited:
+            steps.append(("inherit",))
+        return steps
+
+    def _may_begin(self, worker):
+        return worker.begun < self.rounds and all(round >= worker.begun for round in worker.landed)
+
+    @property
+    def is_over(self):
+        return all(not w.alive or min(w.landed) >= self.rounds for w in self.workers)
+
+    @property
+    def _first_value_is_lost(self):
+        """With who gave it and the server that had it: a job that has lost both fails."""
+        alive = [worker for worker in self.workers if worker.alive]
+        return not self.workers[0].alive and any(
+            all(worker.landed[slice] < 0 for worker in alive) for slice in range(self.slices)
+        )
+
+    def do(self, step):
+        getattr(self, "_" + step[0].replace(" ", "_"))(*step[1:])
+
+    def require(self):
+        """In a world in which nothing can happen any more."""
+        if not self.is_over and not self._first_value_is_lost:
+            raise Wrong("somebody waits for ever: %s" % [(w.alive, w.begun, w.landed) for w in self.workers])
+
+    # The network
+
+    def _send(self, sender, receiver, slice, frame):
+        if sender == "S" and self.workers[receiver].server != "S" and receiver not in self.dropping:
+            return  # over a connection that is closed
+        self.channels.setdefault((sender, receiver, slice), deque()).append(frame)
+
+    def _arrive(self, where):
+        sender, receiver, slice = where
+        frame = self.channels[where].popleft()
+        if receiver in ("S", "H"):
+            self._serve(receiver, slice, sender, frame)
+        else:
+            self._land(receiver, sender, slice, frame)
+
+    def _cut(self, rank, name):
+        """A connection is closed: what is on its way is gone. A value may have come in part."""
+        for slice in range(self.slices):
+            coming = self.channels.pop((name, rank, slice), None)
+            if coming and "forgets a half" in self.faults:
+                self.workers[rank].spoilt.add(slice)
+            self.channels.pop((rank, name, slice), None)
+
+    # A worker
+
+    def _begin(self, rank):
+        worker = self.workers[rank]
+        worker.begun += 1
+        for slice in range(self.slices):
+            self._send(rank, worker.server, slice, self._frame(rank, worker.begun, slice))
+
+    def _frame(self, rank, round, slice):
+        if round == 0:
+            return ("init", 0, "first" if rank == 0 else None)
+        return ("push", round, (rank, "spoilt" if slice in self.workers[rank].spoilt else round))
+
+    def _land(self, rank, sender, slice, frame):
+        worker = self.workers[rank]
+        if not worker.alive:
+            return
+        round, value = frame
+        if worker.server != sender and rank not in self.dropping:
+            raise Wrong("worker %d hears of a server that it has closed its connection to" % rank)
+        if round != worker.begun or worker.landed[slice] == round:
+            raise Wrong("worker %d: an answer to no push: round %d" % (rank, round))
+        if any(frame[:2] == ("push", round) for frame in self.channels.get((rank, sender, slice), ())):
+            raise Wrong("worker %d: round %d lands where its push is still being read" % (rank, round))
+        worker.landed[slice] = round
+        worker.kept[slice] = value
+        worker.spoilt.discard(slice)
+        self._check(rank, slice, round, value)
+
+    def _check(self, rank, slice, round, value):
+        known = self.seen.get((slice, round))
+        if known is not None and known != value:
+            raise Wrong("round %d of slice %d is %s and %s" % (round, slice, known, value))
+        self.seen[slice, round] = value
+        if round > 0:
+            ranks = [worker for worker, _ in value]
+            if any(which != round for _, which in value) or len(set(ranks)) != len(ranks):
+                raise Wrong("round %d is made of %s" % (round, sorted(value)))
+            if any(one.alive and other not in ranks for other, one in enumerate(self.workers)):
+                raise Wrong("round %d lacks somebody: %s" % (round, sorted(value)))
+
+    def _hear(self, rank):
+        """`server_departed`."""
+        self.told.add(rank)
+        worker = self.workers[rank]
+        if "claims first" in self.faults:
+            self.dropping.add(rank)
+        else:
+            self._cut(rank, "S")
+        worker.server = "H"
+        for slice in range(self.slices):
+            kept = None if "keeps no copy" in self.faults else worker.kept[slice]
+            self._send(rank, "H", slice, ("claim", worker.landed[slice], kept))
+            if worker.landed[slice] < worker.begun and "pushes nothing again" not in self.faults:
+                self._send(rank, "H", slice, self._frame(rank, worker.begun, slice))
+
+    def _close(self, rank):
+        self.dropping.discard(rank)
+        self._cut(rank, "S")
+
+    def _lose_worker(self, rank):
+        self.worker_losses -= 1
+        worker = self.workers[rank]
+        worker.alive = False
+        for name in "SH":
+            self._cut(rank, name)
+        # What nobody sees any more may be different.
+        self.seen = {
+            (slice, round): value for (slice, round), value in self.seen.items()
+            if any(one.alive and one.landed[slice] >= round for one in self.workers)
+        }  # fmt: skip
+        if rank == self.first:
+            self.first = next((other for other, one in enumerate(self.workers) if one.alive), rank)
+        for name in "SH":
+            if name == "H" or self.s_acts:
+                for slice in range(self.slices):
+                    self._dismiss(name, slice, rank)
+
+    # The server that is lost, and what the scheduler does
+
+    def _kill_server(self):
+        self.server_losses -= 1
+        self.s_acts, self.is_declared = False, True
+
+    def _suspect_server(self):
+        """It is not dead, and goes on for as long as anybody hears it."""
+        self.server_losses -= 1
+        self.is_declared = True
+
+    def _inherit(self):
+        self.has_inherited = True
+        for slice in self.at["H"]:
+            slice.claims = {}
+        for slice in range(self.slices):
+            self._settle(slice)
+
+    # A server's slice
+
+    def _serve(self, name, slice, rank, frame):
+        its = self.at[name][slice]
+        kind, round, content = frame
+        if rank in its.gone:
+            return
+        if name == "H" and its.claims is not None:
+            if kind == "claim":
+                its.claims[rank] = (round, content)
+                self._settle(slice)
+                return
+            if rank not in its.claims:
+                raise Wrong("worker %d sends %s before it has claimed" % (rank, kind))
+            its.held[rank] = frame
+            return
+        if kind == "claim":
+            if "settles early" in self.faults:
+                return
+            raise Wrong("a claim of a slice that is not open")
+        if kind == "push" and rank in its.behind:
+            its.behind.discard(rank)
+            if "counts again" in self.faults:
+                its.came[rank] = content
+            if "answers at once" not in self.faults:
+                self._send(name, rank, slice, (its.published, its.value))
+            return
+        if round != its.next[rank]:
+            raise Wrong("%s: worker %d is out of turn with round %d, not %d" % (name, rank, round, its.next[rank]))
+        its.next[rank] += 1
+        if kind == "init":
+            its.asked.add(rank)
+            if content is not None:
+                its.value, its.published = content, max(its.published, 0)
+            self._answer_inits(name, slice)
+        else:
+            its.came[rank] = content
+            self._publish(name, slice)
+
+    def _answer_inits(self, name, slice):
+        its = self.at[name][slice]
+        if its.published >= 0:
+            for rank in sorted(its.asked):
+                self._send(name, rank, slice, (0, its.value))
+            its.asked.clear()
+
+    def _publish(self, name, slice):
+        its = self.at[name][slice]
+        present = [rank for rank in range(len(self.workers)) if rank not in its.gone]
+        if not its.came or any(rank not in its.came for rank in present):
+            return
+        its.published += 1
+        its.value = frozenset(its.came.values())
+        its.came = {}
+        receivers = present
+        if "answers the lost" in self.faults and its.gone:
+            receivers = present[1:]
+        for rank in receivers:
+            self._send(name, rank, slice, (its.published, its.value))
+
+    def _dismiss(self, name, slice, rank):
+        its = self.at[name][slice]
+        its.gone.add(rank)
+        its.asked.discard(rank)
+        its.behind.discard(rank)
+        if its.claims is not None:
+            if "waits for the lost" not in self.faults:
+                its.claims.pop(rank, None)
+            its.held.pop(rank, None)
+            if name == "H" and self.has_inherited:
+                self._settle(slice)
+        else:
+            self._publish(name, slice)
+
+    def _settle(self, slice):
+        its = self.at["H"][slice]
+        wanted = range(len(self.workers)) if "waits for the lost" in self.faults else [
+            rank for rank in range(len(self.workers)) if rank not in its.gone
+        ]  # fmt: skip
+        if "settles early" in self.faults and its.claims:
+            pass
+        elif any(rank not in its.claims for rank in wanted):
+            return
+        claims, its.claims = its.claims, None
+        for rank in range(len(self.workers)):
+            claims.setdefault(rank, (-1, None))
+        its.published, its.value = max(
+            (claim for rank, claim in claims.items() if rank not in its.gone), key=lambda claim: claim[0],
+            default=(-1, None),
+        )  # fmt: skip
+        if "keeps no copy" in self.faults and its.value is None and its.published > 0:
+            its.published = min(round for rank, (round, _) in claims.items() if rank not in its.gone)
+        for rank, (round, _) in claims.items():
+            if rank in its.gone:
+                continue
+            its.next[rank] = round + 1
+            if 0 <= round < its.published:
+                if round != its.published - 1:
+                    raise Wrong("workers are more than a round apart")
+                its.behind.add(rank)
+                its.next[rank] = its.published + 1
+                if "answers at once" in self.faults:
+                    self._send("H", rank, slice, (its.published, its.value))
+        held, its.held = its.held, {}
+        for rank, frame in held.items():
+            self._serve("H", slice, rank, frame)
+        self._publish("H", slice)
