@@ -203,6 +203,8 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
         void add_local(int, unique_ptr[Stream], string) except +raise_as_python
         void add_watch(unique_ptr[Stream], string) except +raise_as_python
         void replace_watch(unique_ptr[Stream]) except +raise_as_python
+        void inherit(int, int) except +raise_as_python
+        vector[int] lost_servers() except +raise_as_python
         void become_first() noexcept
         void come_later() noexcept
         void start() except +raise_as_python
@@ -274,6 +276,7 @@ cdef extern from "p3/server.h" namespace "p3" nogil:
         void set_optimizer(int, const OptimizerSpec&) except +raise_as_python
         LostWorker lose_worker(int) except +raise_as_python
         void dismiss_worker(int) except +raise_as_python
+        void inherit(int) except +raise_as_python
         string admit_worker(int) except +raise_as_python
         void fill(int, const vector[Pushed]&, cbool) except +raise_as_python
         void replace_worker(int, unique_ptr[Stream]) except +raise_as_python
@@ -293,7 +296,7 @@ cdef extern from "binding/arguments.h" namespace "p3::binding" nogil:
     TlsStream* new_tls_stream(int, const string&, cbool) except +raise_as_python
     vector[int] c_make_ring "p3::binding::make_ring"(size_t) except +raise_as_python
     Compression compression_of(const string&, const cmap[string, double]&) except +raise_as_python
-    NodeOptions node_options(string, double, double, cbool, int, cbool) except +raise_as_python
+    NodeOptions node_options(string, double, double, cbool, int, cbool, cbool) except +raise_as_python
     ServerOptions server_options(
         NodeOptions, cbool, int, const vector[int]&, cbool, cbool
     ) except +raise_as_python

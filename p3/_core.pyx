@@ -50,10 +50,10 @@ class P3Error(RuntimeError):
 
 
 cdef NodeOptions options_of(label, double heartbeat_s, double timeout_s, int trace_fd, cbool checksums,
-                            cbool outlives_scheduler) except *:
+                            cbool outlives_scheduler, cbool outlives_servers=False) except *:
     if not heartbeat_s > 0 or not timeout_s > heartbeat_s:
         raise ValueError(f"timeout_s ({timeout_s}) must be larger than heartbeat_s ({heartbeat_s}), and both positive")
-    return node_options(label, heartbeat_s, timeout_s, checksums, trace_fd, outlives_scheduler)
+    return node_options(label, heartbeat_s, timeout_s, checksums, trace_fd, outlives_scheduler, outlives_servers)
 
 
 cdef CKeyPlan key_plan(plan) except *:
@@ -329,9 +329,9 @@ cdef class P3Worker:
     """
 
     def __cinit__(self, int rank, int num_servers, label, *, double heartbeat_s=1.0, double timeout_s=10.0,
-                  int trace_fd=-1, cbool checksums=False, cbool outlives_scheduler=False):
+                  int trace_fd=-1, cbool checksums=False, cbool outlives_scheduler=False, cbool outlives_servers=False):
         self.core = new Worker(rank, num_servers, options_of(label, heartbeat_s, timeout_s, trace_fd, checksums,
-                                                             outlives_scheduler))
+                                                             outlives_scheduler, outlives_servers))
         self.unfinished = []
         self.sweep_at = 64
         self.is_first = rank == 0
@@ -364,6 +364,15 @@ cdef class P3Worker:
         cdef unique_ptr[Stream] stream = stream_of(fd, (), False, released(tls))
         with nogil:
             self.core.replace_watch(move(stream))
+
+    def inherit(self, int lost, int heir):
+        """Server `heir` serves what `lost` did; with outlives_servers."""
+        with nogil:
+            self.core.inherit(lost, heir)
+
+    def lost_servers(self):
+        """Ranks of servers to which the connection has ended, and for which inherit() has said nothing yet."""
+        return self.core.lost_servers()
 
     def become_first(self):
         """All who were there before it have departed: this one is what rank 0 was."""

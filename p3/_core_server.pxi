@@ -97,6 +97,11 @@ cdef class P3Server:
         with nogil:
             self.running().dismiss_worker(worker)
 
+    def inherit(self, int lost):
+        """That server is lost, and this one serves what it did."""
+        with nogil:
+            self.running().inherit(lost)
+
     def admit_worker(self, int worker):
         """Takes dismiss_worker() back, for another process of that rank; why it cannot be, or ""."""
         cdef string problem

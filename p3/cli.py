@@ -60,6 +60,7 @@ def _run(options, settings: Settings, command: List[str]) -> int:
         "P3_SNAPSHOT_EVERY": options.snapshot_every,
         "P3_TLS": "1" if options.tls else None,
         "P3_ON_WORKER_LOSS": options.on_worker_loss,
+        "P3_ON_SERVER_LOSS": options.on_server_loss,
         "P3_STRATEGY": options.strategy,
     }
     # All processes of the job get them.
@@ -72,6 +73,8 @@ def _run(options, settings: Settings, command: List[str]) -> int:
         os.environ.pop("P3_MAX_WORKERS", None)  # if anything, it is about restarts alone
     settings = Settings.from_env(os.environ)
     strategy.of_job(settings.strategy, options.servers)  # what is wrong with it is said before anything starts
+    if settings.outlives_servers and options.servers < 2:
+        raise ConfigError("--on-server-loss continue needs another server that can take over: -s 2")
     if options.rejoin and not settings.goes_on_without:
         raise ConfigError("--rejoin is for jobs that go on without a lost worker: add --on-worker-loss continue")
     worker_restarts = options.worker_restarts if settings.replaces_workers or options.rejoin else 0
@@ -262,6 +265,11 @@ def _parser(measuring: Sequence[str] = _MEASURING) -> argparse.ArgumentParser:
         choices=("fail", "wait", "continue"),
         help="when a worker is lost: stop the job, restart the worker while the others wait, or train on without it "
         "(default P3_ON_WORKER_LOSS)",
+    )
+    run.add_argument(
+        "--on-server-loss",
+        choices=("fail", "continue"),
+        help="when a server is lost: stop the job, or have another server take over (default P3_ON_SERVER_LOSS)",
     )
     run.add_argument(
         "--worker-restarts",

@@ -286,6 +286,13 @@ class Settings:
         "on without it ([how](reliability.md#going-on-without-a-worker)).",
         common=True,
     )
+    on_server_loss: str = _setting(
+        "P3_ON_SERVER_LOSS", "fail", _choice("fail", "continue"),
+        "`fail`: a lost server ends the job. `continue`: another one takes over, where servers only sum and the "
+        "workers update ([how](reliability.md#going-on-without-a-server)); each worker then has all sums in memory "
+        "once more.",
+        common=True,
+    )
     join_s: Optional[float] = _setting(
         "P3_JOIN", None, _seconds(1, 864000),
         "This worker [joins a job that runs](reliability.md#joining), in the place of one that has departed or as a "
@@ -366,6 +373,12 @@ class Settings:
         of_losses = choices.of_losses(values.get("on_worker_loss", "fail"))
         if of_losses and values.setdefault("local_aggregation", False):
             raise ConfigError(combinations.refusal(*of_losses, choices.AGGREGATION))
+        of_servers = choices.of_server_losses(values.get("on_server_loss", "fail"))
+        if of_servers and values.setdefault("local_aggregation", False):
+            raise ConfigError(combinations.refusal(*of_servers, choices.AGGREGATION))
+        text = combinations.refusal(*of_servers, *of_losses)
+        if text:
+            raise ConfigError(text)
         return cls(**values)
 
     @property
@@ -384,6 +397,10 @@ class Settings:
     @property
     def goes_on_without(self) -> bool:
         return self.on_worker_loss == "continue"
+
+    @property
+    def outlives_servers(self) -> bool:
+        return self.on_server_loss == "continue"
 
     @property
     def joins(self) -> bool:

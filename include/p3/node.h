@@ -15,6 +15,8 @@ struct NodeOptions {
   double timeout_s = 10.0;   // silence on a van for this long means a dead peer
   // The end of the connection to the scheduler is no failure: replace_watch() will bring another one.
   bool outlives_scheduler = false;
+  // Of a worker: a server that is lost is no failure, as Worker::inherit() will say who takes over from it.
+  bool outlives_servers = false;
   bool checksums = false;  // CRC32C on every frame that carries a slice; the same on all nodes
   // How much is held for a peer that may send requests (answers that it has not read, its frames that wait to be
   // handled) before nothing more is read from it. Far more than jobs need.

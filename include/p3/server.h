@@ -115,6 +115,11 @@ class Server {
   // follows that.
   virtual void replace_worker(int worker, std::unique_ptr<Stream> stream) = 0;
 
+  // That server of the job is lost, and this one is its heir: it has a shard for each slice that the other one had of each
+  // key, and what was of it, the workers say (Worker::inherit). Keys that are defined later it has for both. Throws
+  // Error(kUsage) if servers keep more of a key than sums.
+  virtual void inherit(int lost) = 0;
+
   // As Worker's. fail() tells every worker through its van.
   virtual void fail(const Error& error) = 0;
   virtual std::optional<Error> error() const = 0;

@@ -35,12 +35,13 @@ enum class FrameKind : uint8_t {
   kYield = 16,   // worker, to servers of its machine: part 1: pushes of `round` wait for the link; 0: none do
   // Of slices.
   kChange = 17,  // server to worker: what the worker adds to the value of a slice that it has; always encoded
+  kClaim = 18,   // worker to the heir of a server that is lost: what has come here of a slice of that one (Claimed)
 };
 
 constexpr bool is_push(FrameKind kind) { return kind == FrameKind::kPush || kind == FrameKind::kPushRows; }
 constexpr bool carries_slice(FrameKind kind) {
   return kind <= FrameKind::kValue || (kind >= FrameKind::kFetch && kind <= FrameKind::kCapture) ||
-         kind == FrameKind::kChange;
+         kind == FrameKind::kChange || kind == FrameKind::kClaim;
 }
 constexpr bool has_checksum(FrameKind kind) { return carries_slice(kind) || kind == FrameKind::kFields; }
 
@@ -77,7 +78,7 @@ struct Header {
   RoundScalars scalars{};     // kPush: what the optimizer needs of this round; kCapture: `updates`, see snapshot_of()
 
   static constexpr uint32_t kMagic = 0x57643350;  // "P3dW"
-  static constexpr uint8_t kVersion = 6;
+  static constexpr uint8_t kVersion = 7;
 };
 static_assert(sizeof(Header) == 80, "the header is the wire format");
 
@@ -126,6 +127,22 @@ inline LinkShare link_share(const Header& ping) {
     return value >= 0 && value <= most ? static_cast<uint64_t>(value) : uint64_t{0};
   };
   return {whole(ping.scalars.lr, kMostBytesPerSecond), whole(ping.scalars.wd, kMostConnections)};
+}
+
+// kClaim: what its worker has of the slice. But for the last one `round` is the last one of which something came; `updates`
+// says how many first values have, and the value comes along.
+enum class Claimed : uint8_t {
+  kValue = 0,         // the value of that round
+  kStayed = 1,        // the round left it as it was
+  kSumOfNothing = 2,  // so it did, and other slices of the key have a sum in that round (docs/protocol.md)
+  kNothing = 3,       // nothing has come
+};
+// Header::key of a worker's last claim: kNothing of all other slices that a server had, whose rank is in Header::slice.
+constexpr uint32_t kNoKey = 0xffffffff;
+// How many first values.
+inline uint32_t inits_of(const Header& claim) {
+  const double count = claim.scalars.updates;
+  return count >= 0 && count < 0x1p32 ? static_cast<uint32_t>(count) : 0;
 }
 
 // What is wrong with a header whatever was agreed for its key, or an empty string. `checksums`: slices have them.

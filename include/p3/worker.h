@@ -78,6 +78,12 @@ class Worker {
   // With NodeOptions::outlives_scheduler, after start(): a stream to the scheduler that has taken the former one's place.
   // Not from a thread of the core; throws the Error of a worker that has failed.
   void replace_watch(std::unique_ptr<Stream> stream);
+  // With NodeOptions::outlives_servers, after start(). The other one serves from here on what the lost one did: this worker
+  // closes its connection to that, tells the heir what has come of its slices (kClaim), and sends again what it waits for.
+  // Not from a thread of the core; throws the Error of a worker that has failed.
+  void inherit(int lost, int heir);
+  // With that: servers to which the connection has ended, and for which inherit() has said nothing yet.
+  std::vector<int> lost_servers() const;
   // All who were there before it have departed (Server::dismiss_worker): from here on this one is what rank 0 was.
   void become_first() noexcept;
   // It enters a job that runs, in which another one is what rank 0 was, whatever rank this one has. Before start().

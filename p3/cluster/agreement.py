@@ -14,6 +14,7 @@ import math
 from typing import Any, Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from p3.cluster.demand import Demand
+from p3.cluster.heirs import Heirs
 from p3.cluster.node import Node
 from p3.cluster.snapshot_parts import SnapshotParts
 from p3.cluster.strategies import Strategies
@@ -32,7 +33,7 @@ _OF_SNAPSHOTS = "snapshot_written snapshot_failed snapshot_checked progress"
 _FROM = dict(  # who may send what
     worker=("announce option order barrier repartition moved release count bye joined captured snapshot_taken "
             "check_snapshot resume load_snapshot demand_snapshot mark " + _OF_SNAPSHOTS).split(),
-    server=("loaded defined option_set dropped counted " + _OF_SNAPSHOTS).split(),
+    server=("loaded defined option_set dropped counted inherited " + _OF_SNAPSHOTS).split(),
 )  # fmt: skip
 
 Sent = List[Tuple[Node, dict]]
@@ -69,7 +70,9 @@ class Agreement:
         """Nodes by rank. `partitions` of a key of rows: "auto" begins with one for each turn of the servers.
         `strategy`: of these servers, for all stores; it goes before `slice_elements`. `vacant`: ranks of workers that
         may come later."""
-        self._workers, self._servers = list(workers), servers  # the first worker's word decides
+        self._workers, self._servers = list(workers), list(servers)  # the first worker's word decides
+        self._num_servers = len(servers)  # of the job, which names slices by them: also of those that are lost
+        self._heirs = Heirs(self._workers, servers)
         self._slice_elements = key_plan.slice_elements(slice_elements, len(servers))
         self._partitions = partitions
         self._strategies = Strategies(strategy, len(servers))
@@ -211,6 +214,30 @@ class Agreement:
             self.mark = None
         return []
 
+    # Going on without a server (see heirs.py)
+
+    def depart_server(self, node: Node) -> Sent:
+        """It is lost, and another one serves what it did. DisagreementError if there is none."""
+        told = self._heirs.lose(node)
+        self._servers.remove(node)
+        told += self._snapshot_without(self._snapshots.depart_server(node))
+        for (answer, identity), question in list(self._questions.items()):
+            if node in question.unanswered:
+                told += self._answered(node, answer, identity)
+                if answer == "dropped" and (answer, identity) not in self._questions:
+                    self._forget(identity)
+        return told
+
+    @property
+    def servers_lost(self) -> int:
+        return self._heirs.lost
+
+    def serves(self, server: Node) -> bool:
+        return self._heirs.is_alive(server)
+
+    def _on_inherited(self, node: Node, message: dict) -> Sent:
+        return self._heirs.on_inherited(node, message)
+
     # Letting another process in, while all wait at a mark (see entrances.py)
 
     @property
@@ -251,7 +278,7 @@ class Agreement:
         kind = {field: message[field] for field in ("dtype", "sparse", "staleness", "gathered", "norm")}
         if kind["gathered"] and math.prod(shape) == 0:
             raise ProtocolError("%s announced the key of factors %.100r without elements" % (node, message["name"]))
-        if kind["norm"] and (tuple(shape), kind["dtype"]) != (key_plan.norm_shape(len(self._servers)), "float64"):
+        if kind["norm"] and (tuple(shape), kind["dtype"]) != (key_plan.norm_shape(self._num_servers), "float64"):
             raise ProtocolError("%s announced the key of norms %.100r with another shape" % (node, message["name"]))
         try:
             options.validate_of_key(message["options"])
@@ -269,7 +296,7 @@ class Agreement:
             cut = Cut(slice=key_plan.NORM_ELEMENTS)
         elements, whole = math.prod(shape), cut.slice or self._slice_elements
         servers = cut.servers or ()
-        partitions: int = len(servers or self._servers) if self._partitions == "auto" else self._partitions
+        partitions: int = len(servers) or self._num_servers if self._partitions == "auto" else self._partitions
         plan = KeyPlan(
             wire_key=self._wire_keys,
             dtype=message["dtype"],
@@ -438,7 +465,7 @@ class Agreement:
             raise ProtocolError("%s asked twice for count %d" % (node, message["number"]))
         if sum(kind == "counted" and asked[0] == node.rank for kind, asked in self._questions) >= _MAX_COUNTS:
             raise ProtocolError("%s asks for more than %d counts at once" % (node, _MAX_COUNTS))
-        counters = {"kind": "counters", "number": message["number"], "servers": [{} for _ in self._servers]}
+        counters = {"kind": "counters", "number": message["number"], "servers": [{} for _ in range(self._num_servers)]}
         self._questions["counted", identity] = _Question(set(self._servers), [node], counters)
         return self._to(self._servers, {"kind": "count_for", "worker": node.rank, "number": message["number"]})
 
@@ -460,7 +487,7 @@ class Agreement:
         self._question(node, "defined", wire_key)
         loaded = self._loaded.setdefault(wire_key, set())
         loaded.add(node)
-        return self._to(self._workers[:1], message) if len(loaded) == len(self._servers) else []
+        return self._to(self._workers[:1], message) if len(loaded) == self._num_servers else []
 
     def _on_defined(self, node: Node, message: dict) -> Sent:
         return self._answered(node, "defined", message["wire_key"])
@@ -499,7 +526,7 @@ class Agreement:
     def _on_captured(self, node: Node, message: dict) -> Sent:
         self._require_first(node, message)
         round = message["round"]
-        problem = self._snapshots.begin(node, round)
+        problem = self._snapshots.begin(node, round, is_torn=message["lost"] < self.servers_lost)
         asked = self._to(self._servers, {"kind": "write_snapshot", "round": round})
         return asked + (self._given_up_snapshot() if problem is None else self._snapshot_failed(round, problem))
 

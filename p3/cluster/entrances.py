@@ -76,6 +76,7 @@ class Entrances:
         self._entrants = Entrants(agreement, roster.nodes("worker"), roster.nodes("server"))
         self._candidates: Dict[Node, _Candidate] = {}  # of those on the way
         self._deadlines: Dict[Node, asyncio.TimerHandle] = {}  # of those on trial
+        self._closed = ""  # why nobody enters any more
 
     # Who waits
 
@@ -117,6 +118,8 @@ class Entrances:
     def _candidate(self, entry: Entry) -> _Candidate:
         """RendezvousError if it can never enter."""
         join, label = entry.join, label_of(entry.join)
+        if self._closed:
+            raise RendezvousError("%s cannot join the job: %s" % (label, self._closed))
         if not self._settings.goes_on_without:
             raise RendezvousError("%s wants to join the job, which does not go on without lost workers: "
                                   "--on-worker-loss continue, P3_ON_WORKER_LOSS" % label)  # fmt: skip
@@ -173,6 +176,19 @@ class Entrances:
         self._tell_why()
         if self._entrants.lets_mark_end:
             self._decide(self._roster.nodes("worker")[0], {"kind": "pass"})
+
+    def close(self, server: Node) -> None:
+        """A server is lost, to which whoever enters would have to connect."""
+        self._closed = "%s is lost, and nobody can join a job behind that" % (server,)
+        for candidate in self._entrants.waiting:
+            candidate.refuse(self._closed)
+        for node in self._entrants.on_the_way:
+            if self._entrants.is_awaited(node, server):
+                self.on_admitted(server, {"kind": "admitted", "rank": node.rank, "problem": self._closed})
+            elif self._roster.by_node[node].catches_up:
+                self.expel(self._roster.by_node[node], "%s: %s" % (self._label, self._closed))
+            elif node in self._candidates:
+                self._candidates[node].refuse(self._closed)
 
     def on_admitted(self, server: Node, message: dict) -> None:
         outcome = self._entrants.on_admitted(server, message)

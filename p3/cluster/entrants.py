@@ -85,6 +85,10 @@ class Entrants:
             admission.problem = admission.problem or "%s: %s" % (server, message["problem"])
         return None if admission.unheard else Outcome(node, admission.problem)
 
+    def is_awaited(self, node: Node, server: Node) -> bool:
+        """Whether the server is still to answer."""
+        return server in self._admissions[node].unheard
+
     def is_answered(self, node: Node) -> bool:
         """By all servers. Who is on the way is dropped no sooner, or an answer would be taken for another's."""
         return not self._admissions[node].unheard

@@ -384,6 +384,7 @@ def _join_message(settings: Settings, host: str, door: Optional[DoorStep]) -> di
             "P3_SNAPSHOT_EVERY": 0 if settings.snapshot_dir is None else settings.snapshot_every,
             "P3_CHECKSUM": int(settings.checksum),
             "P3_ON_WORKER_LOSS": settings.on_worker_loss,
+            "P3_ON_SERVER_LOSS": settings.on_server_loss,
         },
         "back": None,
         "enters": settings.joins,

@@ -203,7 +203,8 @@ FIELDS: Dict[str, Dict[str, Check]] = {
         "waited_s": _seconds,
         "waiting": _int,  # how many workers
     },
-    "captured": {"round": _int},  # worker 0: the servers hold the copies of a snapshot
+    # Worker 0: the servers hold the copies of a snapshot; how many servers it knew to be lost when they began with it.
+    "captured": {"round": _int, "lost": _int},
     "snapshot_written": {"round": _int, "bytes": _int, "sha256": _sha256},  # this server's or worker's part of it
     # It cannot write its part, or worker 0 not complete the snapshot; also to all workers, first words first. Without a
     # text: somebody takes no part in snapshots any more.
@@ -230,6 +231,8 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     # A server of a lost worker: why it cannot be replaced, or ""; and the last round of each key that it has pushed.
     "lost_at": {"rank": _int, "problem": _str, **_ROUNDS},
     "filled": {"rank": _int},  # and the server's door is open for another process of that rank
+    "server_lost": {"rank": _int},  # a worker has lost its connection to that server
+    "inherited": {"rank": _int},  # a server serves what the one of that rank did
     "admitted": {"rank": _int, "problem": _str},  # so it is, if there is no problem
     "worker_reported": {  # the answer to `report`
         **_REPORT,
@@ -266,6 +269,8 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     "define": {"store": _int, "name": _name, **_PLAN, "predecessor": _int},
     "lost": {"rank": _int},  # to servers: that worker is gone
     "departed": {"rank": _int},  # to servers and workers: it is, and the job goes on without it
+    "inherit": {"rank": _int},  # to a server: that one is lost, and you are its heir
+    "server_departed": {"rank": _int, "heir": _int},  # to workers: what it served, the other one serves
     "admit": {"rank": _int},  # to servers: another process may enter the job as that rank, between two rounds
     "entered": {"rank": _int, "host": _str},  # to the other workers: it has
     "members": {"ranks": _list_of(_int)},  # to who has: all workers, in the order of coming

@@ -8,9 +8,10 @@ The life of a job: nodes join (within P3_RENDEZVOUS_TIMEOUT_S) -> everyone gets 
 servers are told to `stop` -> they have said `bye`. The first failure anywhere, and the death of any node, ends the
 job instead: all others get its text (`abort`), and the scheduler exits with 1. But with P3_ON_WORKER_LOSS=wait the
 others wait for a lost worker, until another process of its rank has joined (vacancies.py), and with "continue" they go
-on without it (`departed`). And a scheduler that has a journal leaves it to another one, if it dies (journal.py): the
-nodes come back to that. Into a job that goes on without lost workers others may enter, in their places or in those that
-it has had from the beginning for workers to come (entrances.py).
+on without it (`departed`). With P3_ON_SERVER_LOSS=continue another server takes over from one that is lost (heirs.py).
+And a scheduler that has a journal leaves it to another one, if it dies (journal.py): the nodes come back to that. Into
+a job that goes on without lost workers others may enter, in their places or in those that it has had from the beginning
+for workers to come (entrances.py).
 """
 
 from __future__ import annotations
@@ -339,6 +340,8 @@ class Scheduler:
             self._watching.take(entry, message)
         elif (kind, entry.node.role) in (("lost_at", "server"), ("filled", "server"), ("place", "worker")):
             self._vacancies.on_message(entry.node, message)
+        elif (kind, entry.node.role) == ("server_lost", "worker"):
+            self._on_server_lost(entry, message["rank"])
         elif (kind, entry.node.role) == ("admitted", "server"):
             self._entrances.on_admitted(entry.node, message)
         elif kind == "bye" and entry.node.role == "server":
@@ -459,7 +462,9 @@ class Scheduler:
 
     def _replay(self, entry: Entry, message: dict) -> None:
         try:
-            if message["kind"] == "departed":
+            if message["kind"] == "server_departed":
+                self._let_server_go(entry, "%s: %s was lost." % (self._label, entry))
+            elif message["kind"] == "departed":
                 self._let_go(entry, message, "%s: %s was lost." % (self._label, entry))
             elif message["kind"] in DECISIONS:
                 self._entrances.apply(entry.node, message)
@@ -496,13 +501,16 @@ class Scheduler:
         absent = self._absent()
         if not absent:
             return
+        has_server, has_worker = (any(one.node.role == role for one in absent) for role in ("server", "worker"))
         text = "%s: another scheduler has died, and %s did not come back within %g s of its end"
-        if not self._settings.goes_on_without or any(entry.node.role == "server" for entry in absent):
+        outlives = self._settings.outlives_servers or not has_server
+        if not outlives or (has_worker and not self._settings.goes_on_without):
             self._fail(text % (self._label, ", ".join(map(str, absent)), self._settings.timeout_s))
             return
         for entry in absent:
             entry.gone = True
-            self._depart(entry, text % (self._label, entry, self._settings.timeout_s) + ".")
+            depart = self._depart_server if entry.node.role == "server" else self._depart
+            depart(entry, text % (self._label, entry, self._settings.timeout_s) + ".")
         if not self._end.done():
             self._report({"state": "resumed"})
 
@@ -541,7 +549,9 @@ class Scheduler:
             done = "round %d" % entry.last_round if entry.last_round else "no round"
             heard = "; when last heard from, it had completed %s" % done
         text = "%s: %s %s%s. See its log." % (self._label, entry, what, heard)
-        if not self._settings.outlives_workers or entry.node is None or entry.node.role != "worker":
+        if entry.node is not None and entry.node.role == "server" and self._settings.outlives_servers:
+            self._lose_server(entry, text)
+        elif not self._settings.outlives_workers or entry.node is None or entry.node.role != "worker":
             self._fail(text)
         elif not self._started.is_set():
             self._fail(text + " The job cannot do without it: it had not started yet.")
@@ -582,6 +592,55 @@ class Scheduler:
             self._roster.tell_all("worker", departed)
         self._tell(told)
         self._entrances.consider()
+
+    # Going on without a server
+
+    def _on_server_lost(self, worker: Entry, rank: int) -> None:
+        """What not all workers reach is no server, though it may be alive. A worker that is itself cut off does not
+        come to say so, or departs in a moment."""
+        entry = self._roster.find("server", rank)
+        if entry is None or not self._settings.outlives_servers:
+            raise ProtocolError("%s says that it has lost server %d" % (worker, rank))
+        if not entry.gone and not entry.left and not self._end.done() and not self._is_replaying:
+            asyncio.get_running_loop().call_later(_SECOND_LOOK_S, self._believe, worker, entry)
+
+    def _believe(self, worker: Entry, entry: Entry) -> None:
+        if not worker.gone and not entry.gone and not entry.left:
+            entry.tell({"kind": "abort", "text": "%s: %s has lost its connection to it, and the others go on without it"
+                                                 % (self._label, worker)})  # fmt: skip
+            self._lost(entry, "is not reached by %s any more" % worker)
+
+    def _lose_server(self, entry: Entry, text: str) -> None:
+        if not self._started.is_set():
+            self._fail(text + " The job cannot do without it: it had not started yet.")
+        elif not self._end.done():
+            entry.gone = True
+            if entry.stream is not None:
+                asyncio.get_running_loop().call_later(_FAREWELL_S, entry.stream.abort)
+            asyncio.get_running_loop().call_later(_SECOND_LOOK_S, self._depart_server, entry, text)
+
+    def _depart_server(self, entry: Entry, text: str) -> None:
+        if self._end.done():
+            return
+        if self._journal is not None:
+            self._journal.add(entry.node, {"kind": "server_departed"})
+            self._look_at_journal()
+        self._let_server_go(entry, text)
+
+    def _let_server_go(self, entry: Entry, text: str) -> None:
+        entry.gone = entry.left = True
+        try:
+            told = self._agreement.depart_server(entry.node)
+        except DisagreementError as error:
+            self._fail("%s The job cannot go on without it: %s." % (text, error))
+            return
+        if not self._is_replaying:
+            log.warning("%s Another server takes over from it.", text)
+        self._report({"state": "server_departed", "server": entry.node.rank})
+        self._entrances.close(entry.node)
+        self._tell(told)
+        if all(other.left for other in self._roster.entries):
+            self._end.set_result(None)
 
     def _fail(self, text: str) -> None:
         """The first failure is the job's; what follows is mostly its consequence."""

@@ -27,8 +27,9 @@ class SnapshotParts:
         self._came_at: Dict[Node, int] = {}  # who has taken a lost one's place: the round behind which it begins
         self._left: Set[Node] = set()
 
-    def begin(self, node: Node, round: int) -> Optional[str]:
-        """Why it cannot be whole, if that is known already; "": a first worker that has departed had begun it."""
+    def begin(self, node: Node, round: int, is_torn: bool = False) -> Optional[str]:
+        """Why it cannot be whole, if that is known already; "": a first worker that has departed had begun it.
+        `is_torn`: a server was lost while the servers made their copies."""
         if round == self._round and node != self._begun_by:
             return ""
         if round <= self._round:
@@ -37,7 +38,7 @@ class SnapshotParts:
         for other in [other for other in self._reported if other < round]:
             del self._reported[other]
         self._reported.setdefault(round, {})
-        problem = self._failed.get(round)
+        problem = "a server was lost while its copies were made" if is_torn else self._failed.get(round)
         self._failed = {other: text for other, text in self._failed.items() if other > round}
         if problem is not None:
             del self._reported[round]
@@ -56,6 +57,14 @@ class SnapshotParts:
             self._reported.pop(self._round, None)
             self._is_written = False
             return self._round if under_way else None
+        if node in self._reported.get(self._round, {node}):
+            return None
+        del self._reported[self._round]
+        return self._round
+
+    def depart_server(self, node: Node) -> Optional[int]:
+        """As depart(), of a server: what it had written is a part all the same."""
+        self._nodes.discard(node)
         if node in self._reported.get(self._round, {node}):
             return None
         del self._reported[self._round]

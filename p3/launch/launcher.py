@@ -75,6 +75,7 @@ class Launcher:
         self._joining: Set[int] = set()  # started anew, and not in its place yet
         self._left: Set[int] = set()  # that have said goodbye: the job has no place for them any more
         self._departed: Set[int] = set()  # that were lost, and the job goes on without them
+        self._lost_servers: Set[int] = set()  # from which others have taken over
         self._given_up: Set[int] = set()  # of these, for whom no other is started any more
         self._guests: Set[int] = set()  # of these, whose place a process has that somebody else has started
         self._rejoins = rejoins  # others are started for these, and join the job
@@ -204,6 +205,9 @@ class Launcher:
             self._telling.begin()
         elif state == "lost" and status["rank"] not in self._joining:  # else the loss is its predecessor's
             self._end_lost(status["rank"])
+        elif state == "server_departed":
+            self._lost_servers.add(status["server"])
+            self._end_lost(status["server"], "server")
         elif state == "departed" and status["rank"] not in self._departed:
             self._departed.add(status["rank"])
             if status["rank"] not in self._guests:  # else our process of that rank, if there is one, waits to join
@@ -286,12 +290,16 @@ class Launcher:
 
     def _is_departed(self, task: Task) -> bool:
         """Whether the job goes on without our process of that rank."""
+        if task.role == "server":
+            return task.rank in self._lost_servers
         return task.role == "worker" and task.rank in self._departed | self._guests
 
     async def _go_on_behind(self, ended: Running) -> Running:
         """Until the end of what takes its place, or of `ended` itself, if nothing does."""
         if ended.task is _SCHEDULER:
             return await self._restart_scheduler(ended)
+        if ended.task.role == "server":
+            return await self._hear_of(ended)
         if not self._settings.goes_on_without:
             return await self._restart(ended)
         ended = await self._hear_of(ended)
@@ -309,14 +317,14 @@ class Launcher:
 
     # A lost worker
 
-    def _end_lost(self, rank: int) -> None:
+    def _end_lost(self, rank: int, role: str = "worker") -> None:
         """The job goes on without this process, which may be frozen or cut off."""
-        for running in self._alive(rank):
+        for running in self._alive(rank, role):
             running.process.signal(signal.SIGKILL)
 
-    def _alive(self, rank: int) -> List[Running]:
-        """Processes of that worker."""
-        those = (running for running in self._running if (running.task.role, running.task.rank) == ("worker", rank))
+    def _alive(self, rank: int, role: str = "worker") -> List[Running]:
+        """Processes of that worker, or server."""
+        those = (running for running in self._running if (running.task.role, running.task.rank) == (role, rank))
         return [running for running in those if running.process.returncode is None]
 
     async def _hear_of(self, ended: Running) -> Running:
@@ -376,6 +384,8 @@ class Launcher:
         if ended.task is _SCHEDULER:
             return self._schedulers.may_start_again
         role, rank = ended.task.role, ended.task.rank
+        if role == "server":
+            return self._settings.outlives_servers and not self._is_departed(ended.task)
         if role != "worker" or rank in self._left:
             return False
         if self._settings.goes_on_without:  # it may have departed before it ended, as one that was frozen

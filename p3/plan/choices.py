@@ -86,6 +86,7 @@ SNAPSHOTS = Choice("snapshots", "`P3_SNAPSHOT_DIR`", "P3_SNAPSHOT_DIR is set")
 REPLACED = Choice("replacing lost workers", "`P3_ON_WORKER_LOSS=wait`", "P3_ON_WORKER_LOSS=wait is set")
 LEAVING = Choice("going on without lost workers", "`P3_ON_WORKER_LOSS=continue`", "P3_ON_WORKER_LOSS=continue is set")
 GROWING = Choice("more workers than at the start", "`P3_MAX_WORKERS`, `p3 run --max-workers`")
+HEIRS = Choice("going on without lost servers", "`P3_ON_SERVER_LOSS=continue`", "P3_ON_SERVER_LOSS=continue is set")
 AGGREGATION = Choice("local aggregation", "`P3_LOCAL_AGGREGATION=1`", "P3_LOCAL_AGGREGATION")
 CHECK = Choice("P3_CHECK", "in PyTorch")
 
@@ -196,8 +197,13 @@ def of_losses(on_worker_loss: str) -> List[Choice]:
     return {"fail": [], "wait": [REPLACED], "continue": [LEAVING]}[on_worker_loss]
 
 
-def of_job(takes_snapshots: bool, on_worker_loss: str) -> List[Choice]:
-    return [*[SNAPSHOTS] * takes_snapshots, *of_losses(on_worker_loss)]
+def of_server_losses(on_server_loss: str) -> List[Choice]:
+    """P3_ON_SERVER_LOSS."""
+    return {"fail": [], "continue": [HEIRS]}[on_server_loss]
+
+
+def of_job(takes_snapshots: bool, on_worker_loss: str, on_server_loss: str = "fail") -> List[Choice]:
+    return [*[SNAPSHOTS] * takes_snapshots, *of_losses(on_worker_loss), *of_server_losses(on_server_loss)]
 
 
 def of_plan(plan: KeyPlan) -> List[Choice]:

@@ -13,11 +13,11 @@ from typing import Iterator, NamedTuple, Optional, Tuple
 
 from p3.plan.choices import (
     ADDED_UP, AGGREGATION, AVERAGE, AWAITED, BY_SERVERS, BY_STEPS, BY_WORKERS, CHECK, CLIPPED, CLIPPING, CLOSURE,
-    Choice, DENSE, DGC, ENCODED, ENCODED_BACK, FACTORS, GPU, GROWING, INDEPENDENT, JOIN, JOINT, LATE_SCALER, LEAVING,
-    LOCAL_STEPS, LOW_RANK, MEAN, MOVING, MXNET, NAMED_SCALER, NORM, NOT_FLOAT32, NO_RULE, OTHER_RULE, PLAIN, RELEASE,
-    REPLACED, RESIDUAL, RESIDUAL_BACK, ROWS, SCALER, SGD, SHOWN_MEANS, SNAPSHOTS, STALE, STATE_FILES, STEPS_TAKEN,
-    TORCH, TRAINERS, UNAWAITED, UNNAMED_SCALER, VECTOR, WEIGHTS, WEIGHTS_OF_ENDED,
-    WHOLE_NUMBERS, of_plan,
+    Choice, DENSE, DGC, ENCODED, ENCODED_BACK, FACTORS, GPU, GROWING, HEIRS, INDEPENDENT, JOIN, JOINT, LATE_SCALER,
+    LEAVING, LOCAL_STEPS, LOW_RANK, MEAN, MOVING, MXNET, NAMED_SCALER, NORM, NOT_FLOAT32, NO_RULE, OTHER_RULE, PLAIN,
+    RELEASE, REPLACED, RESIDUAL, RESIDUAL_BACK, ROWS, SCALER, SGD, SHOWN_MEANS, SNAPSHOTS, STALE, STATE_FILES,
+    STEPS_TAKEN, TORCH, TRAINERS, UNAWAITED, UNNAMED_SCALER, VECTOR, WEIGHTS, WEIGHTS_OF_ENDED, WHOLE_NUMBERS,
+    of_plan,
 )  # fmt: skip
 from p3.plan.key_plan import KeyPlan
 
@@ -174,6 +174,20 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
               "Set P3_PARTITIONS, before the key is declared; or unset P3_ON_WORKER_LOSS"),
     _gives_way(GROWING, (LOCAL_STEPS, MXNET), "what a worker has of its own there, nobody hands on to one that joins",
                "Nobody joins, and the places of further workers stay empty, which the log says"),
+    Exclusion(HEIRS, (STALE, SGD, OTHER_RULE, DGC), "the servers keep values and states, which would be lost with one",
+              "Let the workers update: in MXNet update_on_kvstore=False; DistributedOptimizer does by itself, without "
+              "staleness and dgc. Or unset P3_ON_SERVER_LOSS"),
+    Exclusion(HEIRS, (RESIDUAL_BACK,), "what the servers have left out of sums would be lost with one",
+              'Use bf16 or fp16 for what comes back ("down"), or unset P3_ON_SERVER_LOSS'),
+    Exclusion(HEIRS, (ROWS, FACTORS), "only dense sums are kept by the workers, for who takes over from a lost server",
+              "Pass sparse=False to the modules, leave p3.factors out, or unset P3_ON_SERVER_LOSS"),
+    Exclusion(HEIRS, (LOW_RANK,), "nobody has tried it", "Use another compression, or unset P3_ON_SERVER_LOSS"),
+    Exclusion(HEIRS, (AGGREGATION,), "what has come for a whole machine, its leader has alone",
+              "Leave P3_LOCAL_AGGREGATION unset"),
+    Exclusion(HEIRS, (REPLACED,), "a lost worker's successor gets its values from the servers",
+              "Unset P3_ON_WORKER_LOSS, or set it to continue"),
+    Exclusion(HEIRS, (LOCAL_STEPS,), "the servers keep the global weights, which would be lost with one",
+              "Unset P3_ON_SERVER_LOSS"),
     Exclusion(REPLACED, (NO_RULE,), "the workers have the weights, and a lost one has taken them with it",
               "Let the servers update (update_on_kvstore=True, and an optimizer that they know), or unset "
               "P3_ON_WORKER_LOSS"),
@@ -270,7 +284,7 @@ def contradiction(plan: KeyPlan) -> str:
 # docs/strategies.md
 
 _COLUMNS = (STALE, ENCODED, ENCODED_BACK, DGC, LOW_RANK, FACTORS, ROWS, AVERAGE)
-_BESIDE = (*_COLUMNS, SGD, OTHER_RULE, NO_RULE, SNAPSHOTS, REPLACED, LEAVING, AGGREGATION, MOVING)
+_BESIDE = (*_COLUMNS, SGD, OTHER_RULE, NO_RULE, SNAPSHOTS, REPLACED, LEAVING, HEIRS, AGGREGATION, MOVING)
 
 
 def tables() -> str:

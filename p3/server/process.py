@@ -37,8 +37,8 @@ DROP_AGAIN_S = 0.002  # all that a store has sent has arrived, and the sender's 
 
 
 def apply(core: P3Server, message: dict) -> Optional[dict]:
-    """Applies a `define`, `drop`, `departed`, `set_option` or `count_for` message to the core; returns the answer, if
-    there is one. ValueError if it makes no sense."""
+    """Applies a `define`, `drop`, `departed`, `inherit`, `set_option` or `count_for` message to the core; returns the
+    answer, if there is one. ValueError if it makes no sense."""
     if message["kind"] == "define":
         plan = KeyPlan.of(message)
         problem = combinations.contradiction(plan)
@@ -62,6 +62,9 @@ def apply(core: P3Server, message: dict) -> Optional[dict]:
         core.drop(message["wire_key"])
     if message["kind"] == "departed":
         core.dismiss_worker(message["rank"])
+    if message["kind"] == "inherit":
+        core.inherit(message["rank"])
+        return {"kind": "inherited", "rank": message["rank"]}
     return None
 
 
@@ -96,7 +99,8 @@ async def _serve(settings: Settings) -> None:
                 threads=settings.server_threads,
                 machines=member.placement.workers,
                 local_aggregation=settings.local_aggregation,
-                outlives_workers=settings.outlives_workers,
+                # A connection to one worker that breaks may be this server's fault: the scheduler decides who is lost.
+                outlives_workers=settings.outlives_workers or settings.outlives_servers,
                 heartbeat_s=settings.heartbeat_s,
                 timeout_s=settings.timeout_s,
                 trace_fd=fd_of(Recording.of(settings, member.node)),

@@ -31,7 +31,9 @@ class Declarations:
         wanted = self._wanted(key)
         asked = (choices.of_compression(wanted["compression"]), choices.of_reduction(wanted["reduction"]),
                  choices.of_value_compression(wanted["value_compression"]))  # fmt: skip
-        of_job = choices.of_job(self._link.settings.snapshot_dir is not None, self._link.on_worker_loss)
+        takes_snapshots = self._link.settings.snapshot_dir is not None
+        of_job = choices.of_job(takes_snapshots, self._link.on_worker_loss, self._link.on_server_loss)
+        of_job += choices.of_sums_back(wanted["value_compression"])
         rule = []  # others hear of it at the first push
         if key.is_norm:
             rule = [choices.of_optimizer(self._options.wanted(key.store, "optimizer"))]
@@ -42,7 +44,8 @@ class Declarations:
         """ValueError unless it can be pushed with the optimizer that its store has by now, or without one."""
         rule = choices.of_optimizer(self._options.wanted(key.store, "optimizer"))
         compression = choices.of_compression(self._wanted(key)["compression"])
-        self._require(key, *self._choices(key), compression, rule)
+        of_job = choices.of_server_losses(self._link.on_server_loss)
+        self._require(key, *self._choices(key), compression, rule, *of_job)
 
     def _wanted(self, key: Key) -> Dict[str, Optional[Mapping[str, Any]]]:
         """The planner's options: its own, or its store's."""

@@ -42,6 +42,7 @@ from p3.worker.orders import Orders
 from p3.worker.questions import Barriers, ServerCounters
 from p3.worker.repartition import Repartition
 from p3.worker.replacement.progress import Progress
+from p3.worker.servers import Servers
 from p3.worker.snapshots.demand import Ended
 from p3.worker.snapshots.resumed import Resumed
 from p3.worker.snapshots.saved import ON_SERVERS, Saved
@@ -70,6 +71,7 @@ class Session(Control):
         self.handle("caught_up", self._on_caught_up)
         self.entrance = Entrance(self, link)
         self._members = Members(self, link)
+        self.servers = Servers(self, link)
         self.orders = Orders(self, link)
         self._repartition = Repartition(self, link)
         self._options = StoreOptions(self, link, self._repartition)

@@ -47,12 +47,13 @@ Compression compression_of(const std::string& type, const std::map<std::string, 
 }
 
 NodeOptions node_options(std::string label, double heartbeat_s, double timeout_s, bool checksums, int trace_fd,
-                         bool outlives_scheduler) {
+                         bool outlives_scheduler, bool outlives_servers) {
   NodeOptions options;
   options.label = std::move(label);
   options.heartbeat_s = heartbeat_s;
   options.timeout_s = timeout_s;
   options.outlives_scheduler = outlives_scheduler;
+  options.outlives_servers = outlives_servers;
   options.checksums = checksums;
   if (trace_fd >= 0) options.trace = std::make_shared<Recorder>(trace_fd);
   return options;

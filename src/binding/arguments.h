@@ -30,7 +30,7 @@ Compression compression_of(const std::string& type, const std::map<std::string, 
 
 // Takes the descriptor over. -1: no trace.
 NodeOptions node_options(std::string label, double heartbeat_s, double timeout_s, bool checksums, int trace_fd,
-                         bool outlives_scheduler);
+                         bool outlives_scheduler, bool outlives_servers = false);
 ServerOptions server_options(NodeOptions node, bool by_arrival, int threads, const std::vector<int>& machines,
                              bool local_aggregation, bool outlives_workers);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <new>
 #include <utility>
 
@@ -29,6 +30,25 @@ void Registry::define(const KeyPlan& plan, std::string name, int store) {
     key.norm = norm_of(key);
   }
   add(std::move(entry));
+}
+
+void Registry::inherit(const Registry& other) {
+  std::map<uint32_t, const Entry*> in_order;  // as they were defined, so that the parts of a norm keep their places
+  MutexLock lock(other.mutex_);
+  for (const auto& [wire_key, entry] : other.keys_) in_order[wire_key] = entry.get();
+  for (const auto& [wire_key, entry] : in_order) {
+    const ServerKey& key = entry->key;
+    require(key, other.optimizer_of_store(key.store) == nullptr ? "" : "its server is lost, and has updated it");
+    define(key.plan, key.name, key.store);
+    if (key.plan.tells_norms()) {
+      MutexLock mine(mutex_);
+      norms_[key.store].open();
+    }
+    for (Shard* shard : shards_of(wire_key)) {
+      require(key, shard->can_be_inherited() ? "" : "its server is lost, which had more of it than sums");
+      shard->claims = std::make_unique<Claims>(machines_.num_workers());
+    }
+  }
 }
 
 void Registry::require(const ServerKey& key, const std::string& problem) const {

@@ -31,8 +31,13 @@ class Registry {
         aggregates_(aggregates),
         host_(host) {}
 
+  int rank() const { return rank_; }
+
   // As Server's methods of the same name.
   void define(const KeyPlan& plan, std::string name, int store);
+  // All keys of a server that this one inherits from, as the other registry has them; each shard is open. Throws
+  // Error(kUsage) if servers keep more of one than sums.
+  void inherit(const Registry& other);
   void define_successor(const KeyPlan& plan, uint32_t predecessor);
   // These, and free_idle(), in the receiver thread, so that no frame is between find() and Shard::uses.
   void drop(uint32_t wire_key);

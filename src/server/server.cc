@@ -4,6 +4,7 @@
 #include <functional>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <tuple>
 #include <utility>
@@ -27,6 +28,8 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
  public:
   ServerNode(int rank, int num_servers, int num_workers, ServerOptions options)
       : ShardHost(options.node.label, options.sum_order, options.outlives_workers),
+        rank_(rank),
+        num_servers_(num_servers),
         machines_(options.machines.value_or(Machines(std::max(num_workers, 0)))),
         sums_in_receiver_(options.threads == 0),
         workers_(static_cast<size_t>(std::max(num_workers, 0))),
@@ -81,15 +84,13 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   }
 
   void define(const KeyPlan& plan, std::string name, int store) override {
+    for (const auto& inherited : inherited_) inherited->define(plan, name, store);
     registry_.define(plan, std::move(name), store);
     if (!has_lost_) return;
     transport_.run_in_receiver([&] {  // which looks at all keys
-      for (Shard* shard : registry_.shards_of(plan.wire_key))
-        for (int worker = 0; worker < num_workers(); ++worker) {
-          const WorkerState& state = workers_[index_of(worker)];
-          if (state.is_lost) shard->lose(worker, state.incarnation, 0);
-          if (state.has_departed) shard->turns.dismiss(worker);
-        }
+      each_registry([&](const Registry& registry) {
+        for (Shard* shard : registry.shards_of(plan.wire_key)) note_lost_workers(*shard);
+      });
     });
   }
   void define_successor(const KeyPlan& plan, uint32_t predecessor) override {
@@ -102,6 +103,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     bool is_gone = false;
     transport_.run_in_receiver([&] {
       is_gone = registry_.drop_store(store);
+      for (const auto& inherited : inherited_) is_gone = inherited->drop_store(store) && is_gone;
       drop_captured();
     });
     return is_gone;
@@ -132,39 +134,67 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
 
   void* receive_into(int van, const Header& header) override {
     const int worker = vans_[index_of(van)].worker;
-    Shard* const shard = registry_.find(header);
     if (worker < 0) refuse(van, header, "unexpected");
+    if (header.kind == FrameKind::kClaim && header.key == kNoKey) return receive_last_claim(van, header);
+    Shard* const shard = find(header);
     if (shard == nullptr) refuse(van, header, "of no key, or of another server's");
-    if (const char* problem = shard->problem_with(header, worker)) refuse(van, header, problem);
+    const bool is_claim = header.kind == FrameKind::kClaim;
+    const char* const problem =
+        is_claim ? shard->problem_with_claim(header, worker) : shard->problem_with(header, worker);
+    if (problem != nullptr) refuse(van, header, problem);
     if (shard->key.is_successor && shard->published == 0) shard->published = header.round;
     check_that_nobody_left(*shard, worker, header);
     vans_[index_of(van)].receiving = shard;
     ++shard->uses;
-    return shard->place_of(header, vans_[index_of(van)].arriving);
+    if (!is_claim) return shard->place_of(header, vans_[index_of(van)].arriving);
+    vans_[index_of(van)].arriving = PooledBuffer(transient, header.payload_bytes);
+    return vans_[index_of(van)].arriving.data();
   }
 
   [[noreturn]] void refuse(int van, const Header& header, const char* what) const override {
-    const Shard* const shard = registry_.find(header);
+    const Shard* const shard = find(header);
     throw frame_refused(label, transport_.label(van), header, what,
                         shard == nullptr ? std::nullopt : std::optional(shard->key.name));
   }
 
   void received(int van, const Header& header, void*) override {
     const int worker = vans_[index_of(van)].worker;
+    if (vans_[index_of(van)].receiving == nullptr) return claim_nothing_more(worker, header);
     Shard& shard = *std::exchange(vans_[index_of(van)].receiving, nullptr);
+    if (header.kind == FrameKind::kClaim) {
+      shard.claims->note(worker, header, std::move(vans_[index_of(van)].arriving));
+      --shard.uses;
+      return settle_if_complete(shard);
+    }
     Task task;
     task.shard = &shard;
     task.worker = worker;
     task.header = header;
     task.payload = std::move(vans_[index_of(van)].arriving);
     task.incarnation = workers_[index_of(worker)].incarnation;
+    if (is_push(header.kind)) task.fields = transport_.received_fields(van);
+    if (shard.claims == nullptr) return take(std::move(task));
+    if (header.kind == FrameKind::kInit) shard.claims->note_nothing(worker);
+    shard.claims->hold(std::move(task));
+    settle_if_complete(shard);
+  }
+
+  // A frame that is whole, in its turn.
+  void take(Task task) {
+    Shard& shard = *task.shard;
+    const int worker = task.worker, van = van_of(worker);
+    const Header header = task.header;
     if (shard.turns.catches_up(worker)) {
       task.kind = Task::Kind::kCatchUp;
       task.header.round = shard.turns.take_request(worker);
       return queue(std::move(task));
     }
+    if (shard.turns.take_behind(worker)) {
+      task.kind = Task::Kind::kAgain;
+      task.payload.give_back();
+      return queue(std::move(task));
+    }
     const bool pushes = is_push(header.kind);
-    if (pushes) task.fields = transport_.received_fields(van);
     if (pushes && ends_round(header, task.payload.data()))
       note_lateness(worker, header, shard.turns.note_push(worker, header, Clock::now()));
     else if (header.kind == FrameKind::kInit)
@@ -175,6 +205,60 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     queue(std::move(task));
     if (pushes && shard.turns.fills())
       for (int other = 0; other < num_workers(); ++other) fill_next(shard, other);
+  }
+
+  // --- what is inherited from a server that is lost ----------------------------------------------------------------
+
+  void inherit(int lost) override {
+    if (lost < 0 || lost >= num_servers_ || lost == rank_) refuse_call("it cannot be its own heir, or nobody's.");
+    auto registry = std::make_unique<Registry>(lost, num_servers_, static_cast<int>(queues_.size()), machines_,
+                                               /*aggregates=*/false, *this);
+    registry->inherit(registry_);
+    transport_.run_in_receiver([&] {
+      registry->each_shard([&](Shard& shard) { note_lost_workers(shard); });
+      inherited_.push_back(std::move(registry));
+      inherited_.back()->each_shard([&](Shard& shard) { settle_if_complete(shard); });
+    });
+  }
+
+  void* receive_last_claim(int van, const Header& header) {
+    if (inherited_from(header) == nullptr || header.part != static_cast<uint8_t>(Claimed::kNothing))
+      refuse(van, header, "unexpected");
+    if (header.payload_bytes > 0) refuse(van, header, "of another size than agreed");
+    vans_[index_of(van)].receiving = nullptr;
+    return this;  // nothing comes
+  }
+
+  // As a worker's last claim names it; null: this server is no heir of that one.
+  const Registry* inherited_from(const Header& last_claim) const {
+    for (const auto& inherited : inherited_)
+      if (static_cast<uint32_t>(inherited->rank()) == last_claim.slice) return inherited.get();
+    return nullptr;
+  }
+
+  void claim_nothing_more(int worker, const Header& last_claim) {
+    inherited_from(last_claim)->each_shard([&](Shard& shard) {
+      if (shard.claims == nullptr) return;
+      shard.claims->note_nothing(worker);
+      settle_if_complete(shard);
+    });
+  }
+
+  // Receiver thread. Once everybody has claimed who is still there, the shard goes on.
+  void settle_if_complete(Shard& shard) {
+    if (shard.claims == nullptr) return;
+    for (int worker = 0; worker < num_workers(); ++worker)
+      if (!is_over(workers_[index_of(worker)]) && !shard.claims->has(worker)) return;
+    const std::unique_ptr<Claims> claims = std::move(shard.claims);
+    const Header& best = claims->best();
+    shard.published = best.round;
+    for (int worker = 0; worker < num_workers(); ++worker)
+      if (!shard.turns.go_on_behind(worker, claims->round_of(worker), claims->inits_of_worker(worker), best.round,
+                                    inits_of(best) > 0))
+        refuse(van_of(worker), best, "of a later round than another worker can have missed");
+    where_summed(shard.thread, [&] { shard.take_over(*claims); });
+    for (int worker = 0; worker < num_workers(); ++worker)
+      if (auto held = claims->take_held(worker)) take(std::move(*held));
   }
 
   // --- it is worked on: the receiver or a summing thread -----------------------------------------------------------
@@ -202,7 +286,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
 
   // Copies of keys that are gone.
   void drop_captured() {
-    const std::vector<uint32_t> known = registry_.wire_keys();
+    const std::vector<uint32_t> known = registry_.wire_keys();  // of those that are inherited, too
     MutexLock lock(captured_mutex_);
     for (auto it = captured_.begin(); it != captured_.end();)
       it = std::find(known.begin(), known.end(), std::get<0>(it->first)) == known.end() ? captured_.erase(it)
@@ -263,7 +347,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
       lost.problem = problem_of_losing(worker);
       std::map<uint32_t, uint64_t> pushed;
       for (uint32_t wire_key : registry_.wire_keys()) pushed[wire_key] = 0;
-      registry_.each_shard([&](Shard& shard) {
+      each_shard([&](Shard& shard) {
         uint64_t& last = pushed[shard.key.plan.wire_key];
         last = std::max(last, shard.turns.pushed(worker));
       });
@@ -276,16 +360,19 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     check_can_lose(worker);
     transport_.run_in_receiver([&] {
       let_go(worker);
-      const auto ask = [=](const Shard& shard) { return shard.turns.problem_of_dismissing(worker); };
-      if (const auto problem = registry_.first_answer(ask))
+      const auto ask = [=](const Shard& shard) {
+        return shard.claims == nullptr ? shard.turns.problem_of_dismissing(worker) : std::nullopt;
+      };
+      if (const auto problem = first_answer(ask))
         return transport_.fail(Error(
             ErrorKind::kPeerLost,
             label + ": " + worker_label(worker) + " was lost, and the job cannot go on without it: " + *problem + ".",
             {}));
       workers_[index_of(worker)].has_departed = workers_[index_of(worker)].skips = true;
       drop_from_seniority(worker);
-      registry_.each_shard([&](Shard& shard) { shard.turns.dismiss(worker); });
-      registry_.each_shard([&](Shard& shard) { fill_next(shard, worker); });
+      each_shard([&](Shard& shard) { shard.turns.dismiss(worker); });
+      each_shard([&](Shard& shard) { fill_next(shard, worker); });
+      each_shard([&](Shard& shard) { forget_held(shard, worker); });
       finish_if_all_have_left();
     });
   }
@@ -297,11 +384,11 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
       WorkerState& state = workers_[index_of(worker)];
       if (!state.has_departed) refuse_call("worker " + std::to_string(worker) + " has not departed.");
       const auto ask = [](const Shard& shard) { return shard.turns.problem_of_admitting(shard.published); };
-      problem = registry_.first_answer(ask).value_or("");
+      problem = first_answer(ask).value_or("");
       if (!problem.empty()) return;
       state.has_departed = state.skips = state.has_left = false;
       seniority_.push_back(worker);
-      registry_.each_shard([&](Shard& shard) { shard.turns.admit(worker, shard.published); });
+      each_shard([&](Shard& shard) { shard.turns.admit(worker, shard.published); });
     });
     return problem;
   }
@@ -325,7 +412,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
       WorkerState& state = workers_[index_of(worker)];
       state.is_lost = false;
       ++state.incarnation;
-      registry_.each_shard([&](Shard& shard) { shard.turns.replace(worker); });
+      each_shard([&](Shard& shard) { shard.turns.replace(worker); });
       each_shard_where_summed([=](Shard& shard) {
         if (!shard.turns.catches_up(worker)) shard.expect(worker);
       });
@@ -358,6 +445,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     if (worker < 0) return;
     workers_[index_of(worker)].has_left = has_anybody_left_ = true;
     if (const auto awaited = awaited_from(worker)) throw left_too_early(label, worker_label(worker), *awaited);
+    for (const auto& inherited : inherited_) inherited->each_shard([&](Shard& shard) { settle_if_complete(shard); });
     finish_if_all_have_left();
   }
 
@@ -369,9 +457,9 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   uint64_t last_round() const override { return last_round_; }
 
   void look(std::chrono::steady_clock::time_point now) override {
-    registry_.free_idle();
+    each_registry([](Registry& registry) { registry.free_idle(); });
     LateWorkers late;
-    registry_.each_shard([&](const Shard& shard) { shard.turns.note_late(now, late); });
+    each_shard([&](const Shard& shard) { shard.turns.note_late(now, late); });
     MutexLock lock(lateness_mutex_);
     late_ = late.take();
   }
@@ -475,7 +563,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
 
   // What others do that needs this worker too, and it has not done.
   std::optional<Awaited> awaited_from(int worker) const {
-    return registry_.first_answer([=](const Shard& shard) { return shard.turns.needs(worker, shard.published); });
+    return first_answer([=](const Shard& shard) { return shard.turns.needs(worker, shard.published); });
   }
 
   // Receiver thread. Completes the round that this worker pushes next, if it is to be completed for it, and begins.
@@ -501,7 +589,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     transport_.drop_van(state.van);
     vans_[index_of(state.van)].forget_frame();
     state.is_lost = has_lost_ = true;
-    registry_.each_shard([&](Shard& shard) { shard.turns.forget_fill(worker); });
+    each_shard([&](Shard& shard) { shard.turns.forget_fill(worker); });
     each_shard_where_summed([=, incarnation = state.incarnation](Shard& shard) {
       shard.lose(worker, incarnation, shard.turns.pushed(worker));
     });
@@ -515,19 +603,59 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
 
   // Receiver thread, which waits. Calls visit(shard) for each, in the thread that sums it.
   void each_shard_where_summed(const std::function<void(Shard&)>& visit) {
-    for (size_t thread = 0; thread < queues_.size(); ++thread) {
-      const auto call = [&] {
-        registry_.each_shard([&](Shard& shard) {
-          if (shard.thread == static_cast<int>(thread)) visit(shard);
+    for (int thread = 0; thread < static_cast<int>(queues_.size()); ++thread)
+      where_summed(thread, [&] {
+        each_shard([&](Shard& shard) {
+          if (shard.thread == thread) visit(shard);
         });
-      };
-      sums_in_receiver_ ? call() : queues_[thread].call(call);
+      });
+  }
+  void where_summed(int thread, const std::function<void()>& call) {
+    sums_in_receiver_ ? call() : queues_[index_of(thread)].call(call);
+  }
+
+  // All keys of this server, and of those that it has inherited from. Receiver thread.
+  template <typename Visit>
+  void each_registry(Visit visit) {
+    visit(registry_);
+    for (const auto& inherited : inherited_) visit(*inherited);
+  }
+  template <typename Visit>
+  void each_shard(Visit visit) {
+    each_registry([&](const Registry& registry) { registry.each_shard(visit); });
+  }
+  template <typename Ask>
+  auto first_answer(Ask ask) const -> decltype(ask(std::declval<Shard&>())) {
+    auto answer = registry_.first_answer(ask);
+    for (const auto& inherited : inherited_)
+      if (!answer) answer = inherited->first_answer(ask);
+    return answer;
+  }
+  Shard* find(const Header& header) const {
+    Shard* shard = registry_.find(header);
+    for (size_t i = 0; shard == nullptr && i < inherited_.size(); ++i) shard = inherited_[i]->find(header);
+    return shard;
+  }
+
+  void note_lost_workers(Shard& shard) {
+    for (int worker = 0; worker < num_workers(); ++worker) {
+      const WorkerState& state = workers_[index_of(worker)];
+      if (state.is_lost) shard.lose(worker, state.incarnation, 0);
+      if (state.has_departed) shard.turns.dismiss(worker);
     }
   }
 
+  // Of a worker that has departed.
+  void forget_held(Shard& shard, int worker) {
+    if (shard.claims == nullptr) return;
+    if (shard.claims->take_held(worker)) --shard.uses;
+    settle_if_complete(shard);
+  }
+
+  static bool is_over(const WorkerState& worker) { return worker.has_left || worker.has_departed; }
+
   // Receiver thread.
   void finish_if_all_have_left() {
-    const auto is_over = [](const WorkerState& each) { return each.has_left || each.has_departed; };
     if (!std::all_of(workers_.begin(), workers_.end(), is_over)) return;
     finished_ = true;
     transport_.signal();
@@ -538,7 +666,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     if (workers_[index_of(worker)].has_left) return "it had said goodbye";
     if (registry_.wire_keys().empty()) return "no key has been agreed yet";
     const auto ask = [=](const Shard& shard) { return shard.turns.problem_of_losing(worker); };
-    return registry_.first_answer(ask).value_or("");
+    return first_answer(ask).value_or("");
   }
 
   // Of a shard; where it is summed.
@@ -555,6 +683,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     for (int each : machines_.workers(machines_.of(worker))) workers_[index_of(each)].lateness.note(push.round, late_s);
   }
 
+  const int rank_, num_servers_;
   const Machines machines_;
   const bool sums_in_receiver_;
   std::vector<WorkerState> workers_;  // by rank
@@ -573,7 +702,8 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   std::atomic<bool> has_lost_{false};  // any worker, ever
   std::vector<ReceiveQueue> queues_;   // one for each summing thread
   Registry registry_;
-  Transport transport_;  // last: its threads use all of the above
+  std::vector<std::unique_ptr<Registry>> inherited_;  // written by the receiver thread alone
+  Transport transport_;                               // last: its threads use all of the above
 };
 
 }  // namespace

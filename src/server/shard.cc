@@ -48,7 +48,14 @@ const char* Shard::problem_with(const Header& header, int worker) const {
     return "of another element type than agreed";
   if (const char* problem = problem_with_payload(header, worker)) return problem;
   if (!turns.may_send(header, worker)) return "another worker's to send";
-  return turns.in_turn(header, worker, published) ? nullptr : "out of turn";
+  const bool in_turn = claims != nullptr ? claims->in_turn(header, worker) : turns.in_turn(header, worker, published);
+  return in_turn ? nullptr : "out of turn";
+}
+
+const char* Shard::problem_with_claim(const Header& claim, int worker) const {
+  if (claims == nullptr) return "of a slice that its server has not inherited";
+  if (static_cast<DType>(claim.dtype) != dtype_) return "of another element type than agreed";
+  return claims->problem_with_claim(claim, worker, bytes_);
 }
 
 bool Shard::has_state(uint8_t part) const {
@@ -83,6 +90,10 @@ Reply Shard::handle(Task& task) {
     answer_who_catches_up(reply);
     return reply;
   }
+  if (task.kind == Task::Kind::kAgain) {
+    answer_again(task.worker, reply);
+    return reply;
+  }
   if (task.kind == Task::Kind::kResume) {
     resume(reply);
     return reply;
@@ -107,6 +118,7 @@ Reply Shard::handle(Task& task) {
 bool Shard::is_void(const Task& task) const {
   if (task.kind == Task::Kind::kResume) return false;
   const FrameKind kind = task.header.kind;
+  if (task.kind == Task::Kind::kAgain) return is_lost(task);
   if (is_push(kind)) return presence_.is_torn(task.worker, task.incarnation, task.header.round);
   const bool only_asks = task.kind == Task::Kind::kCatchUp || kind == frames_.fetch || kind == FrameKind::kCapture;
   return only_asks && is_lost(task);
@@ -177,8 +189,19 @@ void Shard::lose(int worker, uint32_t incarnation, uint64_t pushed) {
                        waiting_inits_.end());
 }
 
-void Shard::report_norm(const NormPart& part) {
-  const StoreNorm::Waiting waiting = key.norm->report(norm_place_, part);
+void Shard::take_over(const Claims& its) {
+  is_begun_ = inits_of(its.best()) > 0;
+  for (int worker = 0; worker < key.machines->num_workers(); ++worker)
+    inits_[static_cast<size_t>(worker)] = its.inits_of_worker(worker);
+}
+
+void Shard::claim_norm(uint64_t round, const NormPart& part) {
+  const StoreNorm::Waiting waiting = key.norm->claim(norm_place_, round, part);
+  if (waiting.shard != nullptr) host_.resume(*waiting.shard, waiting.urgency);
+}
+
+void Shard::report_norm(uint64_t round, const NormPart& part) {
+  const StoreNorm::Waiting waiting = key.norm->report(norm_place_, round, part);
   if (waiting.shard != nullptr) host_.resume(*waiting.shard, waiting.urgency);
 }
 

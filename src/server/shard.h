@@ -19,6 +19,7 @@
 #include "p3/server.h"
 #include "p3/wire.h"
 #include "plan/frames.h"
+#include "server/claims.h"
 #include "server/discipline/turns.h"
 #include "server/key.h"
 #include "server/presence.h"
@@ -69,6 +70,9 @@ class Shard {
 
   // --- the receiver thread -----------------------------------------------------------------------------------------
   Turns turns;
+  // Of one that is inherited, until all workers have claimed what they have of it.
+  std::unique_ptr<Claims> claims{};
+  const char* problem_with_claim(const Header& claim, int worker) const;
   // What is wrong with a frame of this worker, regardless of its payload; null if nothing.
   const char* problem_with(const Header& header, int worker) const;
   // Where its payload goes: into the value, or into `buffer`, which is made to fit. Null: there is none.
@@ -95,6 +99,10 @@ class Shard {
   virtual void lose(int worker, uint32_t incarnation, uint64_t pushed);
   // Another process of this rank takes part from the first value on, which has not come yet.
   void expect(int worker) { presence_.expect(worker); }
+  // Whether the workers have all that there is of it.
+  virtual bool can_be_inherited() const { return false; }
+  // All have claimed: it goes on from there.
+  virtual void take_over(const Claims& its);
   // Of this round, as its first push brought them.
   RoundSettings settings() const { return round_.numbers.settings(); }
 
@@ -115,6 +123,7 @@ class Shard {
   virtual void send_value(const std::vector<int>& workers, Reply& reply, bool asked_for) = 0;
   virtual void push(Task& task, Reply& reply) = 0;
   virtual void resume(Reply&) {}
+  virtual void answer_again(int /*worker*/, Reply&) {}                          // with the last round's value
   virtual void fetch(Task& task, Reply& reply) = 0;                             // one part of it
   virtual void store(Task& task, Reply& reply) = 0;                             // another content of one part
   virtual void copy_value(void* to) const { std::memcpy(to, value_, bytes_); }  // for a snapshot
@@ -139,8 +148,10 @@ class Shard {
   void acknowledge(const Task& task, Reply& reply) const;
   Header header_of(FrameKind kind, Encoding encoding, uint64_t round, int32_t priority) const;
 
-  // Of a key that reports_norm(): of what this shard has summed, once in each round.
-  void report_norm(const NormPart& part);
+  // Of a key that reports_norm(): of what this shard has summed in that round, once in each.
+  void report_norm(uint64_t round, const NormPart& part);
+  // The same, of what the lost server had summed that this one inherits from.
+  void claim_norm(uint64_t round, const NormPart& part);
   void make_state(const Optimizer& optimizer);
   void drop_state();
   // Which part `master_` is, with that optimizer or none: kMaster, kLeftOut, or 0 if there is no such array.

@@ -6,7 +6,9 @@
 // Threads: any.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -30,6 +32,7 @@ class StoreNorm {
   size_t join() {
     MutexLock lock(mutex_);
     parts_.emplace_back();
+    rounds_.push_back(0);
     return parts_.size() - 1;
   }
 
@@ -39,13 +42,40 @@ class StoreNorm {
     return has_begun_;
   }
 
-  // What the shard at that place has summed in the round. Who is to go on, as it was the last one.
-  Waiting report(size_t place, const NormPart& part) {
+  // What the shard at that place has summed in that round. Who is to go on, as it was the last one.
+  Waiting report(size_t place, uint64_t round, const NormPart& part) {
     MutexLock lock(mutex_);
     has_begun_ = true;
     parts_[place] = part;
-    if (++reported_ < parts_.size()) return {};
-    return std::exchange(waiting_, {});
+    rounds_[place] = round;
+    if (is_open_) return {};
+    ++reported_;
+    return next_if_complete();
+  }
+
+  // Of a server that this one inherits from, before any report: which round is to be told, go_on_behind() says.
+  void open() {
+    MutexLock lock(mutex_);
+    is_open_ = true;
+  }
+  // The norms up to that round have been told.
+  void go_on_behind(uint64_t round) {
+    MutexLock lock(mutex_);
+    has_begun_ |= round > 0;
+    is_open_ = false;
+    told_ = round;
+    reported_ = static_cast<size_t>(std::count(rounds_.begin(), rounds_.end(), told_ + 1));
+  }
+  // As report(), of what the lost server had summed in that round, whether its norm was told or not.
+  Waiting claim(size_t place, uint64_t round, const NormPart& part) {
+    MutexLock lock(mutex_);
+    has_begun_ = true;
+    if (!is_open_ && round != told_ + 1) return {};
+    parts_[place] = part;
+    rounds_[place] = round;
+    if (is_open_) return {};
+    ++reported_;
+    return next_if_complete();
   }
 
   // False: some have not reported, and the last one's report() returns `who`.
@@ -58,6 +88,7 @@ class StoreNorm {
   // Of the round that is complete; the next one begins.
   NormPart take() {
     MutexLock lock(mutex_);
+    ++told_;
     reported_ = 0;
     NormPart sum;
     for (const NormPart& part : parts_) sum.add(part);
@@ -65,9 +96,16 @@ class StoreNorm {
   }
 
  private:
+  Waiting next_if_complete() P3_REQUIRES(mutex_) {
+    return reported_ < parts_.size() ? Waiting() : std::exchange(waiting_, {});
+  }
+
   Mutex mutex_;
-  std::vector<NormPart> parts_ P3_GUARDED_BY(mutex_);  // by place
-  size_t reported_ P3_GUARDED_BY(mutex_) = 0;
+  std::vector<NormPart> parts_ P3_GUARDED_BY(mutex_);   // by place
+  std::vector<uint64_t> rounds_ P3_GUARDED_BY(mutex_);  // of these
+  bool is_open_ P3_GUARDED_BY(mutex_) = false;
+  uint64_t told_ P3_GUARDED_BY(mutex_) = 0;    // of one that is inherited: the last round whose norm is told
+  size_t reported_ P3_GUARDED_BY(mutex_) = 0;  // parts of the round behind it
   bool has_begun_ P3_GUARDED_BY(mutex_) = false;
   Waiting waiting_ P3_GUARDED_BY(mutex_);
 };

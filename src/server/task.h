@@ -18,6 +18,7 @@ struct Task {
   enum class Kind {
     kFrame,    // a frame has come
     kCatchUp,  // the first frame of a replaced worker has: it asks for the value of round header.round
+    kAgain,    // a push has come of a round that is over: its sender lacks the value
     kResume,   // nothing borrows from the shard any more
   } kind = Kind::kFrame;
   Shard* shard = nullptr;

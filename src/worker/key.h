@@ -45,9 +45,11 @@ struct Key final : Lender {
   // --- the operations; the front one is under way if `active` ------------------------------------------------------
   std::deque<Operation> operations;
   bool active = false;
-  uint32_t outstanding = 0;   // shards whose answer must land, and frames that must leave, before it is complete
-  uint32_t to_land = 0;       // those answers
-  std::vector<bool> landed;   // by shard
+  uint32_t outstanding = 0;  // shards whose answer must land, and frames that must leave, before it is complete
+  uint32_t to_land = 0;      // those answers
+  std::vector<bool> landed;  // by shard
+  std::vector<Frame>
+      begun;  // by shard, of those whose frame has left, or is to, for an heir; empty if none is expected
   std::deque<Frame> unready;  // of a gated round: what waits for ready(), in the order of slices
   bool is_unready(uint32_t slice) const { return !unready.empty() && slice >= unready.front().header.slice; }
   Transfer& transfer() const { return *operations.front().transfer; }

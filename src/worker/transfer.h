@@ -36,6 +36,8 @@ class Transfer : public Encoder {
   void encode(const Header&, const void*, void*) override {}  // of frames that name an encoder
   // The values of the optimizer's fields in its round: of a push its own; else those of a worker that has pushed.
   virtual void goes_by(const SharedFields&) {}
+  // One of these that goes to another server, as the one that it had gone to is lost: with the same bytes.
+  virtual Frame again(Frame frame) { return frame; }
   // Of a gated round: no slice leaves before the whole gradient is ready.
   virtual bool leaves_whole() const { return false; }
 

@@ -26,9 +26,10 @@ struct Key;
 // What a worker is to the ways of its keys. Threads: any.
 class WayHost {
  public:
-  explicit WayHost(int its_rank) : rank(its_rank), is_first(its_rank == 0) {}
+  WayHost(int its_rank, bool outlives) : rank(its_rank), outlives_servers(outlives), is_first(its_rank == 0) {}
 
   const int rank;
+  const bool outlives_servers;
   std::atomic<bool> is_first;  // see Worker::become_first()
   virtual const std::string& label() const = 0;
   virtual void fail(const Error& error) = 0;                    // the job
@@ -68,6 +69,9 @@ class Way {
   // The key's rounds go through the leader of this machine, another worker.
   virtual void follow_leader() {}
   virtual void report(KeyCounters&) const {}
+  // What has come of a shard, for the heir of its server; on the receiver thread. The payload is borrowed until the next
+  // answer. Of a key that keeps none, nothing.
+  virtual Frame claim(uint32_t /*shard*/) const { return {}; }
 
  protected:
   [[noreturn]] void refuse(const std::string& why) const;

@@ -9,12 +9,13 @@
 namespace p3 {
 
 Worker::Impl::Impl(int its_rank, int num_servers, NodeOptions options)
-    : WayHost(its_rank),
+    : WayHost(its_rank, options.outlives_servers),
       num_servers_(num_servers),
       leader_(rank, transport_, van_of_server_),
       transport_(std::move(options), *this) {
   if (num_servers < 1) refuse_call("a job needs at least one server, not " + std::to_string(num_servers));
   van_of_server_.assign(static_cast<size_t>(num_servers), -1);
+  is_lost_.assign(van_of_server_.size(), false);
 }
 
 int Worker::Impl::add_van(std::unique_ptr<Stream> stream, std::string peer, int rank_there, bool is_bounded) {
@@ -22,8 +23,13 @@ int Worker::Impl::add_van(std::unique_ptr<Stream> stream, std::string peer, int 
   return transport_.add_van(std::move(stream), std::move(peer), rank_there, is_bounded);
 }
 
-int Worker::Impl::van_of_server(int server) const {
+void Worker::Impl::check_server(int server) const {
   if (server < 0 || server >= num_servers_) refuse_call("there is no server " + std::to_string(server));
+}
+
+int Worker::Impl::van_of_server(int server) const {
+  check_server(server);
+  MutexLock lock(mutex_);
   return van_of_server_[static_cast<size_t>(server)];
 }
 

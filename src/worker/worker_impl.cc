@@ -60,6 +60,7 @@ void Worker::Impl::begin_next(Key& key, std::vector<Transport::Outgoing>& frames
 
   const uint32_t count = slice_count(plan);
   key.landed.assign(count, true);
+  if (outlives_servers) key.begun.assign(count, {});
   key.to_land = 0;
   for (const Frame& frame : made)
     if (key.landed[frame.header.slice]) {
@@ -80,6 +81,7 @@ void Worker::Impl::begin_next(Key& key, std::vector<Transport::Outgoing>& frames
 
 void Worker::Impl::begin_frame(Key& key, Frame frame, std::vector<Transport::Outgoing>& frames) {
   if (key.sums_here()) return leader_.bring(key, frame);
+  if (outlives_servers) key.begun[frame.header.slice] = frame;
   if (frame.payload != nullptr || frame.encoder != nullptr) {
     frame.context = static_cast<Lender*>(&key);
     ++key.outstanding;

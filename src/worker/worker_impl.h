@@ -40,6 +40,7 @@ class Worker::Impl final : public Transport::Handler, public WayHost {
   void left(int van) override;
   std::optional<Awaited> waiting_for(int van) const override;
   uint64_t last_round() const override { return last_round_; }
+  bool lost(int van, const Error& loss) override;
   void look(std::chrono::steady_clock::time_point now) override;
   void failed(const Error& error) override;
 
@@ -62,6 +63,11 @@ class Worker::Impl final : public Transport::Handler, public WayHost {
   int add_key(std::string name, const KeyPlan& declared, Arguments&&... arguments);
   int add_van(std::unique_ptr<Stream> stream, std::string peer, int rank_there = kNoPeer, bool is_bounded = false);
   int van_of_server(int server) const;
+  void check_server(int server) const;
+  // Receiver thread: Worker::inherit().
+  void go_to_heir(int lost, int heir);
+  void claim_of(Key& key, const std::vector<bool>& is_moved, int heir_van, std::vector<Transport::Outgoing>& frames)
+      P3_REQUIRES(mutex_);
   // One after the other; `done` is only that of the last one.
   void submit(Key& key, std::vector<Operation> operations, Transport::Write write = Transport::Write::kBySender);
   void flush();
@@ -98,7 +104,11 @@ class Worker::Impl final : public Transport::Handler, public WayHost {
   std::optional<Awaited> awaited_from(int van) const P3_REQUIRES(mutex_);
 
   const int num_servers_;
+  // Written by the receiver thread with the lock held, from start() on. Several servers have one, if that is an heir.
   std::vector<int> van_of_server_;
+  std::vector<bool> is_lost_ P3_GUARDED_BY(mutex_);  // by server: until it has an heir
+  BufferPool claims_;                                // what is told to heirs
+  LentBuffers lent_claims_;                          // receiver thread
 
   int leader_van_ = -1;   // to the leader of this machine, if that is another worker
   MachineLeader leader_;  // if it is this one

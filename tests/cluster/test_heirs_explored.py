@@ -1,5 +1,5 @@
-"""docs/replicated-servers.md, explored: a server is lost at any point, and whatever may follow in any order. Each worker
-has the same sum of each round, made of one gradient of each of them, and nobody waits for ever."""
+"""docs/replicated-servers.md, explored: a server is lost at any point, and whatever may follow in any order. Each
+worker has the same sum of each round, made of one gradient of each of them, and nobody waits for ever."""
 
 import random
 

@@ -1,8 +1,8 @@
 """A model of docs/replicated-servers.md, stage one: workers, the server that is lost, its heir. Pure Python, no bytes.
 
-A gradient is (worker, round), a sum a frozenset of these, the first value "first". So whether two sums have the same bits
-is whether they are equal, as sums are made in one order. A World can be copied, and tells what may happen next; whoever
-explores chooses. FAULTS are mistakes that an implementation might make, each of which the explorer has to find.
+A gradient is (worker, round), a sum a frozenset of these, the first value "first". So whether two sums have the same
+bits is whether they are equal, as sums are made in one order. A World can be copied, and tells what may happen next;
+whoever explores chooses. FAULTS are mistakes that an implementation might make, each of which the explorer has to find.
 
 Of each worker and slice the frames on a connection come in order; those of different slices in any.
 """
@@ -319,8 +319,6 @@ class World:
         its.asked.discard(rank)
         its.behind.discard(rank)
         if its.claims is not None:
-            if "waits for the lost" not in self.faults:
-                its.claims.pop(rank, None)
             its.held.pop(rank, None)
             if name == "H" and self.has_inherited:
                 self._settle(slice)
@@ -340,9 +338,10 @@ class World:
         for rank in range(len(self.workers)):
             claims.setdefault(rank, (-1, None))
         its.published, its.value = max(
-            (claim for rank, claim in claims.items() if rank not in its.gone), key=lambda claim: claim[0],
-            default=(-1, None),
-        )  # fmt: skip
+            claims.values(),
+            key=lambda claim: claim[0],
+            default=(-1, None),  # also of who has departed since
+        )
         if "keeps no copy" in self.faults and its.value is None and its.published > 0:
             its.published = min(round for rank, (round, _) in claims.items() if rank not in its.gone)
         for rank, (round, _) in claims.items():

@@ -120,6 +120,19 @@ def test_a_worker_that_is_killed_is_left_behind_if_the_job_goes_on_without(proce
     assert (number, len(digests)) == (2, 1), out
 
 
+def test_a_server_that_is_killed_is_left_behind_if_the_job_goes_on_without(processes, tmp_path):
+    started = start(processes, tmp_path, "patient", P3_ON_SERVER_LOSS="continue")
+    jobs.workers(tmp_path, SIZE)
+    os.kill(jobs.node_of(started[2].popen.pid, "server"), signal.SIGKILL)
+    for process in started:
+        process.signal(signal.SIGTERM)  # to the script, which then takes steps and a barrier and ends
+    codes, out, err = ends(started, tmp_path)
+    assert codes == [0] * SIZE, err
+    assert err.count("ended with signal SIGKILL; the job goes on without it") == 1
+    number, digests, _ = jobs.digests(out)
+    assert (number, len(digests)) == (SIZE, 1), out
+
+
 def test_workers_that_do_not_notice_the_end_of_the_job_are_ended(processes, tmp_path):
     started = start(processes, tmp_path, "stuck")
     told = jobs.workers(tmp_path, SIZE)

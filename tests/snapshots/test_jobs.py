@@ -44,7 +44,7 @@ class Book:
 def test_a_snapshot_is_complete_when_every_part_is_written_in_whatever_order():
     book = Book()
     assert book.written(WORKERS[1], 5) == []  # it may be ahead of worker 0
-    asked = book.say(WORKERS[0], "captured", round=5)
+    asked = book.say(WORKERS[0], "captured", round=5, lost=0)
     assert asked == [(server, {"kind": "write_snapshot", "round": 5}) for server in SERVERS]
     assert book.written(SERVERS[1], 5) == book.written(SERVERS[0], 5) == []
     ((receiver, complete),) = book.written(WORKERS[0], 5)
@@ -56,9 +56,9 @@ def test_a_snapshot_is_complete_when_every_part_is_written_in_whatever_order():
 
 def test_the_next_snapshot_takes_the_place_of_one_that_is_never_complete():
     book = Book()
-    book.say(WORKERS[0], "captured", round=5)
+    book.say(WORKERS[0], "captured", round=5, lost=0)
     book.written(SERVERS[0], 5)
-    book.say(WORKERS[0], "captured", round=6)
+    book.say(WORKERS[0], "captured", round=6, lost=0)
     assert book.written(SERVERS[1], 5) == []  # too late, and no harm
     for node in (*SERVERS, WORKERS[0]):
         assert book.written(node, 6) == []
@@ -74,23 +74,23 @@ GIVEN_UP = failed(5)
 
 def test_a_snapshot_is_given_up_when_a_worker_has_joined_without_its_part():
     book = Book()
-    book.say(WORKERS[0], "captured", round=5)
+    book.say(WORKERS[0], "captured", round=5, lost=0)
     assert book.say(WORKERS[1], "joined", worker=1, step=5, round=0)[2:] == GIVEN_UP
     assert book.written(SERVERS[0], 5) == []  # too late, and no harm
     book.say(WORKERS[0], "joined", worker=0, step=5, round=0)  # so join() returns, and steps go on
-    book.say(WORKERS[0], "captured", round=6)
+    book.say(WORKERS[0], "captured", round=6, lost=0)
     assert [bool(book.written(node, 6)) for node in (*SERVERS, *WORKERS)] == [False, False, False, True]
 
 
 def test_a_snapshot_of_which_a_part_cannot_be_written_is_given_up_and_all_hear_the_first_reason():
     book = Book()
-    book.say(WORKERS[0], "captured", round=5)
+    book.say(WORKERS[0], "captured", round=5, lost=0)
     assert book.say(SERVERS[0], "snapshot_failed", round=5, text="full") == failed(5, "full")
     assert book.say(WORKERS[0], "snapshot_failed", round=5, text="full here, too") == book.written(SERVERS[1], 5) == []
     assert book.say(WORKERS[1], "snapshot_failed", round=6, text="early") == []  # it may be ahead of worker 0
-    assert book.say(WORKERS[0], "captured", round=6)[2:] == failed(6, "early")
+    assert book.say(WORKERS[0], "captured", round=6, lost=0)[2:] == failed(6, "early")
     assert book.say(WORKERS[0], "snapshot_failed", round=7, text="no copies") == failed(7, "no copies")
-    book.say(WORKERS[0], "captured", round=8)
+    book.say(WORKERS[0], "captured", round=8, lost=0)
     assert [bool(book.written(node, 8)) for node in (*SERVERS, *WORKERS)] == [False, False, False, True]
     assert book.say(WORKERS[0], "snapshot_failed", round=8, text="no room for the manifest") == failed(
         8, "no room for the manifest"
@@ -99,7 +99,7 @@ def test_a_snapshot_of_which_a_part_cannot_be_written_is_given_up_and_all_hear_t
 
 def test_all_workers_hear_that_worker_0_has_completed_a_snapshot():
     book = Book()
-    book.say(WORKERS[0], "captured", round=5)
+    book.say(WORKERS[0], "captured", round=5, lost=0)
     for node in (*SERVERS, *WORKERS):
         book.written(node, 5)
     taken = {"kind": "snapshot_taken", "round": 5}
@@ -129,7 +129,7 @@ def test_worker_0_hears_that_bytes_move_anywhere_and_the_others_hear_it_from_wor
 def test_a_worker_that_leaves_or_joins_behind_its_part_does_not_spoil_the_snapshot():
     book = Book()
     assert book.written(WORKERS[1], 5) == book.say(WORKERS[1], "bye") == []
-    assert len(book.say(WORKERS[0], "captured", round=5)) == 2
+    assert len(book.say(WORKERS[0], "captured", round=5, lost=0)) == 2
     book.written(SERVERS[0], 5), book.written(SERVERS[1], 5)
     assert len(book.written(WORKERS[0], 5)[0][1]["parts"]) == 4
 
@@ -137,14 +137,14 @@ def test_a_worker_that_leaves_or_joins_behind_its_part_does_not_spoil_the_snapsh
 def test_a_worker_that_has_left_makes_later_snapshots_impossible():
     book = Book()
     book.say(WORKERS[1], "bye")
-    assert book.say(WORKERS[0], "captured", round=5)[2:] == GIVEN_UP
+    assert book.say(WORKERS[0], "captured", round=5, lost=0)[2:] == GIVEN_UP
 
 
 def test_a_replaced_worker_writes_no_part_of_a_round_before_it_came():
     book = Book()
     assert book.agreement.lose(WORKERS[1]) == book.agreement.catch_up(WORKERS[1], 5, {}) == []
-    assert book.say(WORKERS[0], "captured", round=5)[2:] == GIVEN_UP  # its predecessor was ahead of worker 0
-    assert len(book.say(WORKERS[0], "captured", round=6)) == 2
+    assert book.say(WORKERS[0], "captured", round=5, lost=0)[2:] == GIVEN_UP  # its predecessor was ahead of worker 0
+    assert len(book.say(WORKERS[0], "captured", round=6, lost=0)) == 2
     assert [bool(book.written(node, 6)) for node in (*SERVERS, *WORKERS)] == [False, False, False, True]
 
 
@@ -163,15 +163,15 @@ def test_a_replaced_worker_hears_who_has_joined_and_a_lost_one_may_count_as_one_
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda book: book.say(WORKERS[1], "captured", round=6),
+        lambda book: book.say(WORKERS[1], "captured", round=6, lost=0),
         lambda book: book.say(SERVERS[0], "snapshot_failed", round=6, text=""),
         lambda book: book.say(WORKERS[1], "snapshot_taken", round=5),
         lambda book: book.say(WORKERS[0], "snapshot_taken", round=5),
         lambda book: book.say(WORKERS[1], "check_snapshot", round=5),
         lambda book: [book.say(WORKERS[0], "check_snapshot", round=round) for round in (5, 4)],
         lambda book: book.say(WORKERS[1], "snapshot_checked", round=5, problem=""),
-        lambda book: book.say(WORKERS[0], "captured", round=5),
-        lambda book: book.say(SERVERS[0], "captured", round=6),
+        lambda book: book.say(WORKERS[0], "captured", round=5, lost=0),
+        lambda book: book.say(SERVERS[0], "captured", round=6, lost=0),
         lambda book: book.written(SERVERS[0], 6),
         lambda book: [book.written(WORKERS[1], 5) for _ in range(2)],
         lambda book: [book.written(WORKERS[1], round) for round in range(6, 20)],
@@ -181,7 +181,7 @@ def test_a_replaced_worker_hears_who_has_joined_and_a_lost_one_may_count_as_one_
 )
 def test_who_may_not_say_it_fails_the_job(wrong):
     book = Book()
-    book.say(WORKERS[0], "captured", round=5)
+    book.say(WORKERS[0], "captured", round=5, lost=0)
     with pytest.raises(ProtocolError):
         wrong(book)
 

@@ -85,7 +85,8 @@ class Options(NamedTuple):
         """ValueError unless local steps go with the codec, with what was `found`, and with what else the script asks
         for: `others`, by the names of the arguments; TypeError for one that is not `known`. ConfigError for the job's
         settings."""
-        refusal = combinations.refusal(choices.LOCAL_STEPS, *choices.of_losses(settings.on_worker_loss))
+        refusal = combinations.refusal(choices.LOCAL_STEPS, *choices.of_losses(settings.on_worker_loss),
+                                       *choices.of_server_losses(settings.on_server_loss))  # fmt: skip
         if refusal:
             raise ConfigError(refusal)
         for name, value in others.items():

@@ -54,7 +54,7 @@ class _Supervisor:
     def __init__(self, place: Place, channel: meeting.Channel, settings: Settings) -> None:
         self._place, self._channel = place, channel
         self._outlives_schedulers = not settings.replaces_workers
-        self._goes_on_without = settings.goes_on_without
+        self._goes_on_without, self._outlives_servers = settings.goes_on_without, settings.outlives_servers
         self._label = "worker %d (%s)" % (place.rank, socket.gethostname())
         self._worker: Optional[subprocess.Popen] = None
         self._nodes: List[nodes.Node] = []
@@ -164,11 +164,15 @@ class _Supervisor:
                 _say("%s; the job goes on without it" % died)
             else:
                 self._fail(died, self._worker.returncode)
-        for number, (role, process) in enumerate(self._nodes):
+        for number, (role, process) in reversed(list(enumerate(self._nodes))):
             if process.poll() and role == "scheduler" and self._is_outlived():
                 died = "the scheduler of %s ended with %s; starting another one, while the job goes on"
                 _say(died % (self._label, how_ended(process.returncode)))
                 self._nodes[number] = self._start_scheduler()
+            elif process.poll() and role == "server" and self._outlives_servers and process.returncode < 0:
+                died = "the server of %s ended with %s; the job goes on without it"  # or the scheduler fails it
+                _say(died % (self._label, how_ended(process.returncode)))
+                del self._nodes[number]
             elif process.poll():
                 # With an exit code, it has printed an error itself.
                 died = "the %s of %s ended with %s" % (role, self._label, how_ended(process.returncode))

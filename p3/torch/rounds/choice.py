@@ -52,7 +52,7 @@ def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module
     """All workers' parameters are the same when this returns. The arguments are those of DistributedOptimizer, but
     `compressions`: of each param group. `strategy`: as it was read."""
     session, settings = job.current(), Settings.from_env(os.environ)
-    of_job = choices.of_losses(settings.on_worker_loss)
+    of_job = [*choices.of_losses(settings.on_worker_loss), *choices.of_server_losses(settings.on_server_loss)]
     refusal = combinations.refusal(choices.TORCH, *of_job)
     if refusal:
         raise ConfigError(refusal)
@@ -71,6 +71,8 @@ def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module
     why = "compression by lowrank" if is_low_rank else ""
     if synchronous or clips:
         why = "synchronous=True" if synchronous else "max_grad_norm is set" if not scales else "grad_scaler is set"
+    if not why and settings.outlives_servers and not staleness:
+        why = "P3_ON_SERVER_LOSS=continue is set"
     updates = _updates(optimizer, why, says_so=session.is_first)
     asked = [choices.of_staleness(key_plan.staleness(staleness)), *updates]
     asked += [choices.CHECK] * (settings.check > 0)

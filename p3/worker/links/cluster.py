@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from typing import Callable, List, Optional
+from typing import Callable, List, Optional, Set
 
 from p3._core import P3Worker
 from p3.cluster import messages
@@ -20,6 +20,7 @@ from p3.trace.recording import Recording, fd_of
 from p3.worker.links.link import Link
 
 _CLOSE_TIMEOUT_S = 5.0
+_LOOK_S = 0.1  # for servers that are lost
 
 
 class ClusterLink(Link):
@@ -32,7 +33,7 @@ class ClusterLink(Link):
                 % settings.role
             )
         self.settings = settings
-        self.on_worker_loss = settings.on_worker_loss
+        self.on_worker_loss, self.on_server_loss = settings.on_worker_loss, settings.on_server_loss
         self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._member: Optional[Member] = None
         self._opened = threading.Event()
@@ -134,6 +135,7 @@ class ClusterLink(Link):
             trace_fd=fd_of(self.recording),
             checksums=settings.checksum,
             outlives_scheduler=member.outlived,
+            outlives_servers=settings.outlives_servers,
         )
         if self.entered is not None:
             self.core.come_later()
@@ -172,7 +174,9 @@ class ClusterLink(Link):
     async def _listen(self) -> None:
         """Messages and the core's failure, until the session is closed or the scheduler has gone."""
         self._loop.add_reader(self.core.event_fd, self._on_core_event)
-        reporting = self._loop.create_task(report_late(self.core, self.settings.straggler_s, self._member.send))
+        reporting = [self._loop.create_task(report_late(self.core, self.settings.straggler_s, self._member.send))]
+        if self.settings.outlives_servers:
+            reporting.append(self._loop.create_task(self._report_lost_servers()))
         try:
             while True:
                 self._on_message(await self._member.receive())
@@ -187,7 +191,17 @@ class ClusterLink(Link):
             self.report(text)
             self._on_failure()
         finally:
-            reporting.cancel()
+            for task in reporting:
+                task.cancel()
+
+    async def _report_lost_servers(self) -> None:
+        """The scheduler may not have noticed: perhaps only this worker does not reach one. Once of each."""
+        told: Set[int] = set()
+        while self.core.error is None:
+            for rank in set(self.core.lost_servers()) - told:
+                told.add(rank)
+                self._member.send({"kind": "server_lost", "rank": rank})
+            await asyncio.sleep(_LOOK_S)
 
     def _on_core_event(self) -> None:
         self._loop.remove_reader(self.core.event_fd)

@@ -34,7 +34,7 @@ class EmbeddedLink(Link):
     local_rank = 0
     local_size = 1
     placement = Placement.one_of_each(1)
-    on_worker_loss = "fail"
+    on_worker_loss = on_server_loss = "fail"
     rejoined = entered = None
 
     def __init__(self, settings: Settings) -> None:

@@ -28,6 +28,7 @@ class Link(ABC):
     local_size: int  # how many they are
     placement: Placement
     on_worker_loss: str  # P3_ON_WORKER_LOSS
+    on_server_loss: str  # P3_ON_SERVER_LOSS
     rejoined: Optional[dict]  # of a process that has taken a lost one's place: see messages.py
     entered: Optional[dict]  # of a process that has entered a running job
     recording: Optional[Recording]  # for the trace

@@ -80,6 +80,7 @@ class Snapshots:
                     "from it. Call resume() before the first step, or give the job a directory of its own"
                     % (self._session.label, self.directory, later[0], round)
                 )
+        self._lost = self._session.servers.lost
         self._completes = self._session.is_first  # if the worker before has departed since, nobody completes it
         if self._writer is not None:
             self._writer.join(_SHORT_WAIT_S)
@@ -160,7 +161,7 @@ class Snapshots:
             copied()
             if self._completes:
                 files.remove_leftovers(self.directory, before=round)
-                self._send({"kind": "captured", "round": round})
+                self._send({"kind": "captured", "round": round, "lost": self._lost})
             name = "worker-%d" % session.rank
             part = files.write_part(self.directory, round, name, *tree.encode(own), self._saved.new_pace())
             self._send({"kind": "snapshot_written", "round": round, **part})

@@ -23,6 +23,7 @@ bool Turns::may_send(const Header& header, int worker) const {
 
 bool Turns::in_turn(const Header& header, int worker, uint64_t published) const {
   const uint64_t next = next_round_[index_of(worker)];
+  if (is_behind(worker)) return is_push(header.kind) && header.round == published;
   if (catches_up(worker)) return header.kind == FrameKind::kInit && header.round == 0;
   if (header.of_machine != 0)
     for (int other : key_.machines->workers(key_.machines->of(worker)))
@@ -100,6 +101,18 @@ void Turns::note_late_clocks(Clock::time_point now, LateWorkers& late) const {
     }
     if (its.waiting > 0) late.note(its);
   }
+}
+
+// --- a server that is lost -----------------------------------------------------------------------------------------
+
+bool Turns::go_on_behind(int worker, uint64_t landed, uint32_t inits, uint64_t published, bool has_value) {
+  behind_.resize(next_round_.size());
+  has_value_ |= has_value;
+  inits_[index_of(worker)] = inits;
+  if (inits == 0) return published == 0;  // its first frame is still to come
+  next_round_[index_of(worker)] = published + 1;
+  behind_[index_of(worker)] = landed < published;
+  return landed == published || landed + 1 == published;
 }
 
 // --- replacing a worker --------------------------------------------------------------------------------------------

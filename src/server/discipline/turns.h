@@ -50,6 +50,18 @@ class Turns {
   // those who push as one, their leader stands.
   void note_late(Clock::time_point now, LateWorkers& late) const;
 
+  // --- a server that is lost ---------------------------------------------------------------------------------------
+  // Of a shard that is inherited: this worker has the value of round `landed`, of so many first ones. `published`: the
+  // latest that any worker has; `has_value`: any has one. False: no worker can be so far behind.
+  bool go_on_behind(int worker, uint64_t landed, uint32_t inits, uint64_t published, bool has_value);
+  // The push that comes next of this worker is of the round that is over, and counts for nothing; take_ once.
+  bool is_behind(int worker) const { return !behind_.empty() && behind_[index_of(worker)]; }
+  bool take_behind(int worker) {
+    if (!is_behind(worker)) return false;
+    behind_[index_of(worker)] = false;
+    return true;
+  }
+
   // --- replacing a worker ------------------------------------------------------------------------------------------
   // Why nobody can take the place of this worker now, if so: only its process could have told what is missing.
   std::optional<std::string> problem_of_losing(int worker) const;
@@ -90,6 +102,7 @@ class Turns {
   std::vector<uint64_t> next_round_;  // that each worker pushes next; 0: its first init is still to come
   std::vector<uint32_t> inits_;       // received from each worker
   bool has_value_ = false;
+  std::vector<bool> behind_;       // by worker; empty: the shard was not inherited
   std::vector<bool> catches_up_;   // between replace() and take_request()
   std::vector<uint64_t> fill_to_;  // by worker; empty: none was ever lost
   int pushes_in_ = 0;              // of the round

@@ -65,6 +65,13 @@ bool DenseShard::load(uint8_t part, const void* content, size_t bytes) {
   return true;
 }
 
+void DenseShard::take_over(const Claims& its) {
+  Shard::take_over(its);
+  if (inits_of(its.best()) == 0) return;
+  std::memcpy(value_, its.value(), bytes_);
+  has_first_value_ = true;
+}
+
 uint8_t DenseShard::part_of_master(const Optimizer* its) const {
   const Compression& back = key.plan.value_codec;
   if (back.codec() == nullptr) return Shard::part_of_master(its);

@@ -15,6 +15,7 @@ class DenseShard : public Shard {
   void* place_of(const Header& header, PooledBuffer& buffer) override;
   size_t answer_bytes(const Header& header) const override;
 
+  void take_over(const Claims& its) override;
   bool load(uint8_t part, const void* content, size_t bytes) override;
 
  protected:

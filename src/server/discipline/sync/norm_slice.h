@@ -13,6 +13,11 @@ class NormSlice final : public ServerSlice {
  public:
   using ServerSlice::ServerSlice;
 
+  void take_over(const Claims& its) override {
+    ServerSlice::take_over(its);
+    key.norm->go_on_behind(its.best().round);
+  }
+
  private:
   // Or waits for the shards that have not reported yet.
   void resume(Reply& reply) override;

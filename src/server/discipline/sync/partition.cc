@@ -100,7 +100,7 @@ void ServerPartition::finish(Reply& reply) {
                 [&](size_t i) { return sum.sum_of(touched[i]); });
   }
 
-  if (key.reports_norm()) report_norm(norm_of_sums(touched));
+  if (key.reports_norm()) report_norm(published, norm_of_sums(touched));
 
   const bool is_skipped = round_.present == 0 && !round_.is_filled;
   Header round = header_of(FrameKind::kRows, is_skipped ? Encoding::kAbsent : Encoding::kPlain, published, priority_);

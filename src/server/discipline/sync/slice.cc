@@ -68,7 +68,7 @@ void ServerSlice::add(Task& task) {
 
 void ServerSlice::resume(Reply& reply) {
   update();
-  if (key.reports_norm()) report_norm(norm_of_sum());
+  if (key.reports_norm()) report_norm(published + 1, norm_of_sum());
   const std::vector<int> workers = receivers();
   outstanding_ = key.pushes_of_round() + static_cast<int>(workers.size());  // sends
   ++published;
@@ -83,6 +83,23 @@ void ServerSlice::resume(Reply& reply) {
     send(worker, has_it ? without_content(frame) : frame, reply);
   }
   answer_who_catches_up(reply);
+}
+
+// As the workers have it.
+void ServerSlice::take_over(const Claims& its) {
+  DenseShard::take_over(its);
+  const Header& best = its.best();
+  has_new_value_ = best.part == static_cast<uint8_t>(Claimed::kValue);
+  is_sum_of_cut_round_ = best.part == static_cast<uint8_t>(Claimed::kSumOfNothing);
+  if (key.reports_norm() && best.round > 0) claim_norm(best.round, norm_of_sum());
+}
+
+void ServerSlice::answer_again(int worker, Reply& reply) {
+  ++outstanding_;  // as in send_value(), before its push of the next round
+  Frame frame = value_frame(has_new_value_ ? value_encoding_ : Encoding::kAbsent);
+  if (is_sum_of_cut_round_ && !has_new_value_) frame.header.part = 1;
+  frame.yields = key.reports_norm();
+  send(worker, frame, reply);
 }
 
 // As it is sent.

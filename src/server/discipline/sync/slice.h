@@ -19,12 +19,16 @@ class ServerSlice : public DenseShard, public Lender {
  public:
   ServerSlice(const ServerKey& key, uint32_t index, int thread, ShardHost& host);
 
+  bool can_be_inherited() const override { return !key.plan.is_gathered() && !key.plan.takes_steps(); }
+  void take_over(const Claims& its) override;
+
   // --- any thread --------------------------------------------------------------------------------------------------
   void taken_back() override;
 
  protected:
   // All have pushed, and no send borrows anything.
   void resume(Reply& reply) override;
+  void answer_again(int worker, Reply& reply) override;
   // The value becomes that of the round.
   virtual void update();
 

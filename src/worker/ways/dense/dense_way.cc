@@ -69,6 +69,14 @@ void Residual::end_round() {
 
 DenseWay::DenseWay(Key& its_key, WayHost& host) : Way(its_key, host, kSliceFrames), codec(key.declared.codec) {
   residual.kept.resize(codec.residuals() * key.declared.elements);
+  if (host.outlives_servers) landed.emplace();
+}
+
+Frame DenseWay::claim(uint32_t shard) const {
+  if (!landed) return {};
+  const Slice slice = slice_at(*key.plan, shard);
+  const size_t size = size_of(key.plan->dtype);
+  return landed->claim(shard, slice.offset * size, slice.elements * size);
 }
 
 std::vector<Operation> DenseWay::init(const void* value, void* landing, int32_t priority, Worker::Done done) {

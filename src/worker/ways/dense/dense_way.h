@@ -6,11 +6,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "p3/codec.h"
 #include "p3/slicing.h"
 #include "worker/way.h"
+#include "worker/ways/dense/kept_values.h"
 
 namespace p3 {
 
@@ -55,6 +57,7 @@ class DenseWay final : public Way {
   const Compression& codec;
   Residual residual;
   Steps steps;
+  std::optional<KeptValues> landed;  // if this worker outlives servers
 
   std::vector<Operation> init(const void* value, void* landing, int32_t priority, Worker::Done done) override;
   std::shared_ptr<Transfer> push(const void* gradient, void* landing, bool gated) override;
@@ -65,6 +68,7 @@ class DenseWay final : public Way {
   std::shared_ptr<Transfer> capture(bool asks, float* kept) override;
   std::shared_ptr<MachineSum> sum_on(const Machine& machine, const KeyPlan& plan, uint64_t next_round) override;
   void follow_leader() override { residual = {}; }
+  Frame claim(uint32_t shard) const override;
 
   // Itself, if its compression leaves anything out.
   DenseWay& with_residual();

@@ -17,6 +17,7 @@ std::vector<Frame> SliceTransfer::begin(const KeyPlan& plan, Header header) {
   Encoding encoding = data_ == nullptr ? Encoding::kAbsent : Encoding::kPlain;
   if (kind == Kind::kPush && !key_.adds_up()) encoding = way_.codec.encoding;
   if (is_round()) way_.residual.begin_round();
+  if (keeps()) way_.landed->begin(slice_count(plan), plan.elements * size_of(type_));
   Frame frame;
   frame.header = header_of(header, encoding);
   if (encoding != Encoding::kPlain && encoding != Encoding::kAbsent) frame.encoder = this;
@@ -41,6 +42,7 @@ void SliceTransfer::encode(const Header& header, const void* gradient, void* pay
   if (way_.codec.makes_steps()) return encode_step(header, gradient, payload);
   const Slice slice = slice_at(*key_.plan, header.slice);
   p3::encode(way_.codec, static_cast<const float*>(gradient), way_.residual.of(slice), payload, slice.elements);
+  if (way_.landed && way_.codec.residuals() > 0) way_.landed->note_sent(header.slice, payload, header.payload_bytes);
 }
 
 size_t SliceTransfer::elements_to_send(const Header& header, const Slice& slice) const {
@@ -109,7 +111,8 @@ Compression SliceTransfer::compression_of(const Header& answer) const {
 
 void* SliceTransfer::place_of(const Header& header) {
   if (static_cast<Encoding>(header.encoding) != Encoding::kPlain) return nullptr;
-  return landing_ + slice_at(*key_.plan, header.slice).offset * size_of(type_);
+  const size_t offset = slice_at(*key_.plan, header.slice).offset * size_of(type_);
+  return keeps() ? way_.landed->at(offset) : landing_ + offset;
 }
 
 const char* SliceTransfer::decode(Frame& answer) {
@@ -135,7 +138,19 @@ const char* SliceTransfer::decode(Frame& answer) {
   return nullptr;
 }
 
-const char* SliceTransfer::land(const Header& header, const void*, bool& is_last) {
+void SliceTransfer::keep(const Header& answer, const void* payload) {
+  const bool has_come = static_cast<Encoding>(answer.encoding) != Encoding::kAbsent;
+  const Claimed what = has_come ? Claimed::kValue : sums_nothing(answer) ? Claimed::kSumOfNothing : Claimed::kStayed;
+  way_.landed->note(answer, what, kind == Kind::kInit);
+  const Slice slice = slice_at(*key_.plan, answer.slice);
+  if (!has_come || slice.elements == 0) return;
+  const size_t offset = slice.offset * size_of(type_);
+  char *const here = way_.landed->at(offset), *const there = landing_ + offset;
+  std::memcpy(payload == here ? there : here, payload, slice.elements * size_of(type_));
+}
+
+const char* SliceTransfer::land(const Header& header, const void* payload, bool& is_last) {
+  if (keeps()) keep(header, payload);
   if (!key_.plan->is_synchronous()) way_.progress.note(header);
   is_updated_ |= static_cast<Encoding>(header.encoding) != Encoding::kAbsent && header.part == part_;
   if (sums_nothing(header)) sums_of_nothing_.push_back(header.slice);

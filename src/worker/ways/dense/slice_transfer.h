@@ -25,6 +25,7 @@ class SliceTransfer final : public Transfer {
   std::vector<Operation> ask_for_value() override;
   std::vector<Frame> begin(const KeyPlan& plan, Header header) override;
   void encode(const Header& header, const void* gradient, void* payload) override;
+  Frame again(Frame frame) override { return way_.landed ? way_.landed->again(frame) : frame; }
   const char* problem_with(const Header& header) const override;
   void* place_of(const Header& header) override;
   const char* decode(Frame& answer) override;
@@ -33,6 +34,10 @@ class SliceTransfer final : public Transfer {
   void count() override;
 
  private:
+  // Whether what comes is a value, and this worker keeps it.
+  bool keeps() const { return way_.landed && (is_round() || kind == Kind::kInit); }
+  // Of a slice that has come as it is, or was decoded.
+  void keep(const Header& answer, const void* payload);
   bool may_come(const Header& header, const Slice& slice) const;
   // How the payload of an answer is encoded, if it may come so.
   Compression compression_of(const Header& answer) const;

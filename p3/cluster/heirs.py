@@ -1,0 +1,73 @@
+"""Which server serves what, when some are lost (P3_ON_SERVER_LOSS=continue): what the scheduler decides. No I/O.
+
+Each rank of a server names slices for good. A lost server's, and those that it had inherited, go to the next one that
+is alive, its heir. That is told to `inherit` each of these ranks, and says `inherited`; only then are the workers told
+of the heir (`server_departed`), as what they send to it from then on must find its slice. docs/replicated-servers.md
+has the rest.
+"""
+
+from __future__ import annotations
+
+from typing import List, Sequence, Set, Tuple
+
+from p3.cluster.node import Node
+from p3.errors import DisagreementError, ProtocolError
+
+Sent = List[Tuple[Node, dict]]
+
+
+class _Estate:
+    """What a lost server leaves, until the workers know who has it."""
+
+    def __init__(self, lost: Node, ranks: Set[int]) -> None:
+        self.lost, self.ranks = lost, ranks
+        self.heir: Node
+        self.unanswered: Set[int]
+
+
+class Heirs:
+    def __init__(self, workers: Sequence[Node], servers: Sequence[Node]) -> None:
+        """`workers`: a list that changes with the job; `servers`: by rank."""
+        self._workers, self._servers = workers, list(servers)
+        self._alive = list(servers)
+        self._serves = {node.rank: node for node in servers}  # as the workers know: who has the slices of that rank
+        self._estates: List[_Estate] = []
+
+    @property
+    def lost(self) -> int:
+        """How many are."""
+        return len(self._servers) - len(self._alive)
+
+    def is_alive(self, server: Node) -> bool:
+        return server in self._alive
+
+    def lose(self, server: Node) -> Sent:
+        """What follows. DisagreementError if no other one is left."""
+        self._alive.remove(server)
+        if not self._alive:
+            raise DisagreementError("no other server is left")
+        ranks = {rank for rank, one in self._serves.items() if one == server}
+        told = self._leave(_Estate(server, ranks), server)
+        for estate in [one for one in self._estates if one.heir == server]:
+            told += self._leave(estate, server)
+        return told
+
+    def _leave(self, estate: _Estate, former: Node) -> Sent:
+        """To the one behind `former`, or the first."""
+        if estate not in self._estates:
+            self._estates.append(estate)
+        estate.heir = min(self._alive, key=lambda one: (one.rank - former.rank) % len(self._servers))
+        estate.unanswered = set(estate.ranks)
+        return [(estate.heir, {"kind": "inherit", "rank": rank}) for rank in sorted(estate.ranks)]
+
+    def on_inherited(self, server: Node, message: dict) -> Sent:
+        estate = next((one for one in self._estates if one.heir == server and message["rank"] in one.unanswered), None)
+        if estate is None:
+            raise ProtocolError("%s has inherited what nobody left it" % (server,))
+        estate.unanswered.remove(message["rank"])
+        if estate.unanswered:
+            return []
+        self._estates.remove(estate)
+        self._serves.update(dict.fromkeys(estate.ranks, server))
+        departed = {"kind": "server_departed", "rank": estate.lost.rank, "heir": server.rank}
+        return [(worker, departed) for worker in self._workers]

@@ -1,0 +1,158 @@
+"""P3_ON_SERVER_LOSS=continue: servers die at random moments, and all sums keep their bits."""
+
+import random
+import re
+import sys
+import uuid
+
+import pytest
+from plugin_jobs import SCRIPTS
+from processes import Process
+
+from p3.measure.chaos import strike
+
+STEPS, WORKERS, SERVERS = 12, 3, 3
+SLICES = STEPS * (4 * 12 + SERVERS)  # that come to each worker, as there are more than two servers
+CONTINUE = ("--on-server-loss", "continue")
+
+
+def run(folder, processes, *options, script="losing_servers.py", arguments=(STEPS,), servers=SERVERS, **env):
+    argv = [sys.executable, "-m", "p3", "run", "-n", str(WORKERS), "-s", str(servers), *options, sys.executable]
+    variables = {**strike.environment(uuid.uuid4().hex), "OMP_NUM_THREADS": "1", "P3_LOCAL_AGGREGATION": "0"}
+    command = [*argv, str(SCRIPTS / script), *map(str, arguments)]
+    processes.append(Process(command, {**variables, **env}, folder))
+    return processes[-1].wait(100)
+
+
+def digest(ended, workers=WORKERS):
+    """Of all workers, which have the same."""
+    assert ended.code == 0, ended
+    found = re.findall(r"worker \d: (\w{64})", ended.out)
+    assert len(found) == workers, ended
+    assert len(set(found)) == 1, ended
+    return found[0]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Of a job of that script."""
+    known, started = {}, []
+
+    def of(**job):
+        if repr(job) not in known:
+            known[repr(job)] = digest(run(tmp_path_factory.mktemp("undisturbed"), started, **job))
+        return known[repr(job)]
+
+    yield of
+    for process in started:
+        process.end()
+
+
+def death(drawn, most=SLICES - 200):
+    return "%d:%d" % (drawn.randrange(SERVERS), drawn.randrange(1, most))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_sums_have_the_bits_of_a_job_that_has_lost_no_server(tmp_path, processes, undisturbed, seed):
+    tls = ["--tls"] if seed == 0 else []
+    ended = run(tmp_path, processes, *CONTINUE, *tls, P3S_DEATHS=death(random.Random(seed)))
+    assert digest(ended) == undisturbed()
+    assert ended.out.count("struck at") == 1 and ended.err.count("the job goes on without it") == 1, ended
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_so_they_have_if_it_dies_while_first_values_are_given(tmp_path, processes, undisturbed, seed):
+    ended = run(tmp_path, processes, *CONTINUE, P3S_DEATHS=death(random.Random(seed), 60), P3S_EARLY="1")
+    assert digest(ended) == undisturbed()
+    assert ended.out.count("struck at") == 1, ended
+
+
+@pytest.mark.parametrize("deaths", ["1:131,2:2", "2:10,0:1", "0:103,1:150"])
+def test_so_they_have_behind_the_loss_of_the_heir(tmp_path, processes, undisturbed, deaths):
+    ended = run(tmp_path, processes, *CONTINUE, P3S_DEATHS=deaths)
+    assert digest(ended) == undisturbed()
+    assert ended.err.count("the job goes on without it") == 2, ended
+
+
+def test_so_they_have_if_it_only_freezes(tmp_path, processes, undisturbed):
+    env = {"P3S_DEATHS": "1:150", "P3S_DEATH": "frozen", "P3_TIMEOUT_S": "3"}
+    ended = run(tmp_path, processes, *CONTINUE, **env)
+    assert digest(ended) == undisturbed()
+    assert "server 1 (127.0.0.1) sent no heartbeat for 3 s" in ended.out + ended.err, ended
+
+
+def test_so_they_have_if_only_one_worker_does_not_reach_it(tmp_path, processes, undisturbed):
+    env = {"P3S_DEATHS": "1:150", "P3S_DEATH": "cut", "P3_LOCAL": "tcp"}
+    ended = run(tmp_path, processes, *CONTINUE, **env)
+    assert digest(ended) == undisturbed()
+    assert "server 1 (127.0.0.1) is not reached by worker 0 (127.0.0.1) any more" in ended.out + ended.err, ended
+
+
+@pytest.mark.parametrize("deaths", ["scheduler:100,1:1", "1:100,scheduler:1", "1:100,scheduler:150"])
+def test_so_they_have_although_the_scheduler_dies_as_well(tmp_path, processes, undisturbed, deaths):
+    ended = run(tmp_path, processes, *CONTINUE, P3S_DEATHS=deaths)
+    assert digest(ended) == undisturbed()
+    assert "starting another one" in ended.err and "server 1 ended with signal SIGKILL; the job goes on" in ended.err
+
+
+@pytest.mark.parametrize("own", [140, 150, 160])
+def test_a_worker_may_be_lost_with_it(tmp_path, processes, own):
+    options = [*CONTINUE, "--on-worker-loss", "continue"]
+    ended = run(tmp_path, processes, *options, P3S_DEATHS="0:150", P3S_WORKER_DIES="2:%d" % own)
+    digest(ended, WORKERS - 1)
+    assert ended.err.count("the job goes on without it") == 2, ended
+
+
+def test_the_last_one_is_needed(tmp_path, processes):
+    ended = run(tmp_path, processes, *CONTINUE, servers=2, P3S_DEATHS="0:20,1:20")
+    assert ended.code != 0 and "The job cannot go on without it: no other server is left" in ended.out, ended
+
+
+def test_one_server_has_no_heir(tmp_path, processes):
+    ended = run(tmp_path, processes, *CONTINUE, servers=1)
+    assert ended.code != 0 and "--on-server-loss continue needs another server" in ended.err, ended
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_snapshots_behind_a_loss_are_whole(tmp_path, processes, undisturbed, seed):
+    taking = ("--snapshot-dir", str(tmp_path / "snapshots"), "--snapshot-every", "2")
+    ended = run(tmp_path, processes, *CONTINUE, *taking, P3S_DEATHS=death(random.Random(seed)))
+    assert digest(ended) == undisturbed()
+    ended = run(tmp_path, processes, *taking, arguments=(STEPS + 3,))
+    assert digest(ended) == undisturbed(arguments=(STEPS + 3,)), ended
+
+
+@pytest.mark.parametrize("mode", ["by itself", "clipping", "synchronous", "bf16", "int4"])
+def test_pytorch_trains_on_with_the_same_bits(tmp_path, processes, undisturbed, mode):
+    pytest.importorskip("torch")
+    job = {"script": "torch_losing_servers.py", "arguments": (mode,)}
+    expected = undisturbed(**job, P3_ON_SERVER_LOSS="continue")
+    ended = run(tmp_path, processes, *CONTINUE, **job, P3S_DEATHS="1:40,2:7")
+    assert digest(ended) == expected
+    assert ended.err.count("the job goes on without it") == 2, ended
+
+
+def test_mxnet_trains_on_with_the_same_bits(tmp_path, processes, undisturbed):
+    pytest.importorskip("mxnet")
+    job = {"script": "mxnet_losing_servers.py", "arguments": ()}
+    ended = run(tmp_path, processes, *CONTINUE, **job, P3S_DEATHS="1:40,2:7")
+    assert digest(ended) == undisturbed(**job)
+    assert ended.err.count("the job goes on without it") == 2, ended
+
+
+def test_servers_that_update_are_refused_by_name(tmp_path, processes):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import numpy as np, p3\n"
+        "with p3.Session.open() as session:\n"
+        "    store = session.new_store()\n"
+        "    session.set_optimizer(store, {'name': 'sgd', 'momentum': 0.9, 'clip_gradient': -1.0,"
+        " 'multi_precision': False})\n"
+        "    key = session.declare('w', (3,), 'float32', store)\n"
+        "    value = np.zeros(3, np.float32)\n"
+        "    session.init(key, value if session.is_first else None, value).wait(60)\n"
+        "    session.pushpull(key, value, value, lr=0.1).wait(60)\n"
+    )
+    ended = run(tmp_path, processes, *CONTINUE, script=script, arguments=())
+    assert ended.code != 0, ended
+    assert "going on without lost servers (P3_ON_SERVER_LOSS=continue is set) and plain SGD on the servers" in ended.out

@@ -1,0 +1,274 @@
+// A server that takes over from one that is lost: what it makes of what the workers claim, in whatever order that comes.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "server/server_job.h"
+
+namespace p3 {
+namespace {
+
+constexpr uint32_t kKey = 1, kNorm = 0;  // in the order of definition
+constexpr int kLost = 0, kHeir = 1;
+
+// Server 1 of two; key 1 has a slice of two elements on each.
+struct HeirsJob {
+  explicit HeirsJob(int num_workers, ServerOptions with = options())
+      : owned(Server::make(kHeir, 2, num_workers, std::move(with))), server(*owned) {
+    for (int i = 0; i < num_workers; ++i) {
+      const auto [ours, its] = unix_pair();
+      workers.emplace_back(ours);
+      server.add_worker(i, stream_of(its), "worker " + std::to_string(i) + " (there)");
+    }
+    server.start();
+  }
+
+  void define(uint32_t wire_key = kKey) {
+    KeyPlan plan;
+    plan.wire_key = wire_key;
+    plan.elements = 4;
+    plan.slice_elements = 2;
+    server.define(plan, "key", 0);
+  }
+  void define_norm() {
+    KeyPlan plan;
+    plan.wire_key = kNorm;
+    plan.dtype = DType::kFloat64;
+    plan.elements = 2 * kNormElements;
+    plan.slice_elements = kNormElements;
+    plan.reduction = Reduction::kNorm;
+    server.define(plan, "norm", 0);
+  }
+
+  static Header header(FrameKind kind, uint64_t round, size_t bytes, uint32_t key = kKey) {
+    Header made;
+    made.kind = kind;
+    made.key = key;
+    made.slice = key == kNoKey ? kLost : 0;  // the lost server's
+    made.dtype = static_cast<uint8_t>(key == kNorm ? DType::kFloat64 : DType::kFloat32);
+    made.round = round;
+    made.payload_bytes = static_cast<uint32_t>(bytes);
+    if (bytes == 0) made.encoding = static_cast<uint8_t>(Encoding::kAbsent);
+    made.scalars.rescale = 1;
+    return made;
+  }
+  RawPeer& peer(int worker) { return workers[static_cast<size_t>(worker)]; }
+
+  template <typename T = float>
+  void claim(int worker, uint64_t round, const std::vector<T>& value, uint32_t key = kKey,
+             Claimed what = Claimed::kValue, int inits = 1) {
+    Header made = header(FrameKind::kClaim, round, value.size() * sizeof(T), key);
+    made.part = static_cast<uint8_t>(value.empty() ? Claimed::kNothing : what);
+    made.scalars.updates = value.empty() ? 0 : inits;
+    peer(worker).send(made, value.data());
+  }
+  void push(int worker, uint64_t round, const std::vector<float>& gradient) {
+    peer(worker).send(header(FrameKind::kPush, round, gradient.size() * sizeof(float)), gradient.data());
+  }
+  void begin_norm(int worker, uint64_t round) {
+    Header made = header(FrameKind::kPush, round, 0, kNorm);
+    made.part = 1;
+    peer(worker).send(made);
+  }
+  template <typename T = float>
+  std::vector<T> receive(int worker, uint64_t round, bool is_absent = false) {
+    const Header got = peer(worker).must_receive();
+    EXPECT_EQ(got.kind, FrameKind::kValue);
+    EXPECT_EQ(got.round, round);
+    EXPECT_EQ(got.encoding, static_cast<uint8_t>(is_absent ? Encoding::kAbsent : Encoding::kPlain));
+    std::vector<T> value(peer(worker).payload.size() / sizeof(T));
+    if (!value.empty()) std::memcpy(value.data(), peer(worker).payload.data(), value.size() * sizeof(T));
+    return value;
+  }
+  std::string failure() {
+    EXPECT_TRUE(wait_readable(server.event_fd()));
+    const auto error = server.error();
+    return error ? error->what() : "";
+  }
+
+  std::vector<RawPeer> workers;
+  const std::unique_ptr<Server> owned;
+  Server& server;
+};
+
+class Heirs : public testing::TestWithParam<int> {
+ protected:
+  static ServerOptions with() { return options(SumOrder::kRank, GetParam()); }
+};
+INSTANTIATE_TEST_SUITE_P(Threads, Heirs, testing::Values(0, 2));
+
+using Floats = std::vector<float>;
+
+TEST_P(Heirs, GiveASumThatAnyWorkerHasToWhoLacksIt) {
+  HeirsJob job(3, with());
+  job.define();
+  job.server.inherit(kLost);
+  job.push(1, 1, {});  // no claim: see below
+  EXPECT_NE(job.failure().find("out of turn"), std::string::npos);
+
+  HeirsJob other(3, with());
+  other.define();
+  other.server.inherit(kLost);
+  other.claim(1, 6, {9, 9});
+  other.push(1, 7, {10, 20});
+  other.claim(0, 7, {1, 2});
+  other.push(0, 8, {100, 200});
+  other.claim(2, 7, {1, 2});
+  EXPECT_EQ(other.receive(1, 7), Floats({1, 2}));  // and what it has pushed counts for nothing
+  other.push(1, 8, {3, 4});
+  other.push(2, 8, {5, 6});
+  for (int worker : {0, 1, 2}) EXPECT_EQ(other.receive(worker, 8), Floats({108, 210}));
+}
+
+TEST_P(Heirs, AnswerNobodyBeforeItsPushHasCome) {
+  HeirsJob job(2, with());
+  job.define();
+  job.server.inherit(kLost);
+  job.claim(0, 3, {1, 2});
+  job.claim(1, 2, {7, 7});
+  job.push(0, 4, {1, 1});  // nothing comes of that yet
+  job.push(1, 3, {5, 5});
+  EXPECT_EQ(job.receive(1, 3), Floats({1, 2}));
+  job.push(1, 4, {2, 2});
+  for (int worker : {0, 1}) EXPECT_EQ(job.receive(worker, 4), Floats({3, 3}));
+}
+
+TEST_P(Heirs, SumAnewWhatNobodyHas) {
+  HeirsJob job(2, with());
+  job.define();
+  job.server.inherit(kLost);
+  job.claim(0, 4, {1, 1});
+  job.push(0, 5, {1, 2});
+  job.push(0, 5, {1, 2});  // and no more
+  EXPECT_NE(job.failure().find("out of turn"), std::string::npos);
+
+  HeirsJob other(2, with());
+  other.define();
+  other.server.inherit(kLost);
+  for (int worker : {1, 0}) {
+    other.claim(worker, 4, {1, 1});
+    other.push(worker, 5, {1, 2});
+  }
+  for (int worker : {0, 1}) EXPECT_EQ(other.receive(worker, 5), Floats({2, 4}));
+}
+
+TEST_P(Heirs, TellThatARoundHadNoGradientToWhoHasNotHeard) {
+  HeirsJob job(2, with());
+  job.define();
+  job.server.inherit(kLost);
+  job.claim(0, 5, {1, 2}, kKey, Claimed::kStayed);
+  job.claim(1, 4, {1, 2});
+  job.push(1, 5, {});
+  job.receive(1, 5, /*is_absent=*/true);
+}
+
+TEST_P(Heirs, HaveTheFirstValueFromWhoHasIt) {
+  HeirsJob job(3, with());
+  job.define();
+  job.server.inherit(kLost);
+  job.claim(2, 0, {3, 4});
+  job.peer(1).send(HeirsJob::header(FrameKind::kInit, 0, 0));  // claims nothing
+  job.claim<float>(0, 0, {});
+  const float first[] = {3, 4};
+  job.peer(0).send(HeirsJob::header(FrameKind::kInit, 0, sizeof first), first);
+  for (int worker : {0, 1}) EXPECT_EQ(job.receive(worker, 0), Floats({3, 4}));
+  for (int worker : {0, 1, 2}) job.push(worker, 1, {1, 1});
+  for (int worker : {0, 1, 2}) EXPECT_EQ(job.receive(worker, 1), Floats({3, 3}));
+}
+
+TEST_P(Heirs, TakeALastClaimForAllThatIsLeftOfThatServerAlone) {
+  HeirsJob job(2, with());
+  job.define();
+  job.define(2);
+  job.server.inherit(kLost);
+  job.claim(0, 4, {1, 1});
+  job.claim(1, 4, {1, 1});
+  for (int worker : {0, 1}) job.claim<float>(worker, 0, {}, kNoKey);
+  job.push(0, 5, {1, 2});
+  job.push(1, 5, {1, 2});
+  for (int worker : {0, 1}) EXPECT_EQ(job.receive(worker, 5), Floats({2, 4}));
+  Header another = HeirsJob::header(FrameKind::kClaim, 0, 0, kNoKey);
+  another.part = static_cast<uint8_t>(Claimed::kNothing);
+  another.slice = kHeir;  // whose heir it is not
+  job.peer(0).send(another);
+  EXPECT_NE(job.failure().find("unexpected"), std::string::npos);
+}
+
+TEST_P(Heirs, WaitForNoWorkerThatIsLost) {
+  ServerOptions made = with();
+  made.outlives_workers = true;
+  made.local_aggregation = false;
+  HeirsJob job(3, std::move(made));
+  job.define();
+  job.server.dismiss_worker(0);
+  job.server.inherit(kLost);
+  job.claim(2, 3, {1, 2});
+  job.push(2, 4, {7, 7});
+  job.server.dismiss_worker(1);
+  EXPECT_EQ(job.receive(2, 4), Floats({7, 7}));
+}
+
+TEST_P(Heirs, TellTheNormOfWhatWasSummedBeforeAndHere) {
+  HeirsJob job(2, with());
+  job.define_norm();
+  job.define(1);
+  job.define(2);
+  job.server.inherit(kLost);
+  for (int worker : {0, 1}) {
+    job.claim(worker, 4, {3, 4}, 1);  // summed
+    job.claim<double>(worker, 3, {0, 0}, kNorm);
+    job.claim(worker, 3, {0, 0}, 2);  // not yet
+    job.begin_norm(worker, 4);
+  }
+  const float gradient[] = {1, 0};
+  for (int worker : {0, 1}) job.peer(worker).send(HeirsJob::header(FrameKind::kPush, 4, sizeof gradient, 2), gradient);
+  for (int worker : {0, 1}) {
+    EXPECT_EQ(job.receive(worker, 4), Floats({2, 0}));
+    EXPECT_EQ(job.receive<double>(worker, 4), std::vector<double>({29, 4}));
+  }
+}
+
+TEST(Heir, RefusesWhatCannotBe) {
+  const auto failure_of = [](const auto& play) {
+    HeirsJob job(2);
+    job.define();
+    job.server.inherit(kLost);
+    play(job);
+    return job.failure();
+  };
+  const auto has = [](const std::string& text, const char* what) { return text.find(what) != std::string::npos; };
+  EXPECT_TRUE(has(failure_of([](HeirsJob& job) {
+                    job.claim(0, 3, {1, 2});
+                    job.claim(1, 1, {1, 2});
+                  }),
+                  "of a later round than another worker can have missed"));
+  EXPECT_TRUE(has(failure_of([](HeirsJob& job) { job.claim(0, 3, {1, 2, 3}); }), "of another size than agreed"));
+  EXPECT_TRUE(has(failure_of([](HeirsJob& job) { job.claim(0, 3, {1, 2}, kKey, Claimed::kValue, 0); }), "unexpected"));
+  EXPECT_TRUE(has(failure_of([](HeirsJob& job) {
+                    job.claim(0, 3, {1, 2});
+                    job.claim(0, 3, {1, 2});
+                  }),
+                  "out of turn"));
+  EXPECT_TRUE(has(failure_of([](HeirsJob& job) {
+                    Header own = HeirsJob::header(FrameKind::kClaim, 0, 0);
+                    own.part = static_cast<uint8_t>(Claimed::kNothing);
+                    own.slice = 1;
+                    job.peer(0).send(own);
+                  }),
+                  "not inherited"));
+}
+
+TEST(Heir, IsNoneOfAServerThatUpdates) {
+  HeirsJob job(1);
+  job.define();
+  EXPECT_THROW(job.server.inherit(kHeir), Error);
+  job.server.set_optimizer(0, {"sgd", {}});
+  EXPECT_THROW(job.server.inherit(kLost), Error);
+}
+
+}  // namespace
+}  // namespace p3

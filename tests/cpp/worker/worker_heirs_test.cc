@@ -1,0 +1,198 @@
+// A worker whose server is lost: what it claims to the heir, and what it sends again.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "worker/worker_job.h"
+
+namespace p3 {
+namespace {
+
+// Two servers, of which the first is lost. Of each key, server 0 has the first two elements, and server 1 the others.
+struct TwoServers {
+  explicit TwoServers(bool outlives = true) : TwoServers(outlives, unix_pair(), unix_pair()) {}
+  TwoServers(bool outlives, std::pair<int, int> lost_ends, std::pair<int, int> heir_ends)
+      : lost(lost_ends.first), heir(heir_ends.first), worker(0, 2, options(outlives)) {
+    worker.add_server(0, stream_of(lost_ends.second), "server 0 (there)");
+    worker.add_server(1, stream_of(heir_ends.second), "server 1 (there)");
+    worker.start();
+  }
+  static NodeOptions options(bool outlives) {
+    NodeOptions made = p3::options();
+    made.outlives_servers = outlives;
+    return made;
+  }
+  int key(uint32_t wire_key, const Compression& compression = {}) {
+    const int handle = worker.declare("key" + std::to_string(wire_key), 4, DType::kFloat32, compression);
+    KeyPlan plan = plan_of(wire_key, 4);
+    plan.slice_elements = 2;
+    plan.codec = compression;
+    worker.agree(handle, plan);
+    return handle;
+  }
+  static void answer(RawPeer& server, const Header& request, const std::vector<float>& value) {
+    Header header = request;
+    header.kind = FrameKind::kValue;
+    header.encoding = static_cast<uint8_t>(Encoding::kPlain);
+    header.payload_bytes = static_cast<uint32_t>(value.size() * sizeof(float));
+    server.send(header, value.data());
+  }
+  static std::vector<float> floats(const RawPeer& peer) {
+    std::vector<float> got(peer.payload.size() / sizeof(float));
+    if (!got.empty()) std::memcpy(got.data(), peer.payload.data(), got.size() * sizeof(float));
+    return got;
+  }
+  // The first value of a key that was just declared: 1, 2, 3, 4.
+  void initialise(int handle) {
+    landing = {1, 2, 3, 4};
+    worker.init(handle, landing.data(), landing.data(), 0, results.expect(0));
+    answer(lost, lost.must_receive(), {1, 2});
+    answer(heir, heir.must_receive(), {3, 4});
+    ASSERT_TRUE(results.wait_for(1));
+  }
+  void lose_server() {
+    lost.close();
+    EXPECT_TRUE(eventually([&] { return worker.lost_servers() == std::vector<int>{0}; }));
+    EXPECT_FALSE(worker.error());
+    worker.inherit(0, 1);
+    EXPECT_TRUE(worker.lost_servers().empty());
+  }
+  Header must_claim(uint32_t key, uint64_t round, const std::vector<float>& value, double inits = 1) {
+    const Header claim = heir.must_receive();
+    EXPECT_EQ(claim.kind, FrameKind::kClaim);
+    EXPECT_EQ(claim.key, key);
+    EXPECT_EQ(claim.slice, 0u);
+    EXPECT_EQ(claim.round, round);
+    EXPECT_EQ(floats(heir), value);
+    EXPECT_EQ(claim.scalars.updates, value.empty() ? 0 : inits);
+    EXPECT_EQ(claim.part == static_cast<uint8_t>(Claimed::kNothing), value.empty());
+    return claim;
+  }
+  void must_claim_nothing_more() {
+    const Header last = must_claim(kNoKey, last_round, {});
+    EXPECT_EQ(last.part, static_cast<uint8_t>(Claimed::kNothing));
+  }
+
+  static constexpr uint64_t last_round = UINT64_MAX - 1;
+  std::vector<float> gradient, landing;
+  Results results;
+  RawPeer lost, heir;
+  Worker worker;
+};
+
+using Floats = std::vector<float>;
+
+TEST(WorkerHeirs, HaveTheGradientAgainAlthoughItsSumHadComeInPart) {
+  TwoServers job;
+  const int key = job.key(7);
+  job.initialise(key);
+  job.gradient = {10, 20, 30, 40};
+  job.worker.push(key, job.gradient.data(), job.gradient.data(), 5, {}, job.results.expect(1));  // lands in place
+  Header push = job.lost.must_receive();
+  EXPECT_EQ(TwoServers::floats(job.lost), Floats({10, 20}));
+  TwoServers::answer(job.heir, job.heir.must_receive(), {33, 44});
+  push.kind = FrameKind::kValue;  // of which a half comes
+  std::vector<char> torn(sizeof push + sizeof(float), 'x');
+  std::memcpy(torn.data(), &push, sizeof push);
+  job.lost.send_bytes(torn.data(), torn.size());
+  job.lose_server();
+  const Header claim = job.heir.must_receive();
+  EXPECT_EQ(claim.kind, FrameKind::kClaim);
+  EXPECT_EQ(claim.round, 0u);
+  EXPECT_EQ(claim.part, static_cast<uint8_t>(Claimed::kValue));  // whose value nobody needs any more
+  const Header again = job.heir.must_receive();
+  EXPECT_EQ(again.kind, FrameKind::kPush);
+  EXPECT_EQ(again.round, 1u);
+  EXPECT_EQ(again.slice, 0u);
+  EXPECT_EQ(TwoServers::floats(job.heir), Floats({10, 20}));
+  job.must_claim_nothing_more();
+  TwoServers::answer(job.heir, again, {11, 22});
+  ASSERT_TRUE(job.results.wait_for(2));
+  EXPECT_EQ(job.results.text(1), "");
+  EXPECT_EQ(job.gradient, Floats({11, 22, 33, 44}));
+}
+
+TEST(WorkerHeirs, HaveAValueAlthoughTheScriptHasWrittenOverIt) {
+  TwoServers job;
+  const int key = job.key(7);
+  job.initialise(key);
+  job.gradient = {10, 20, 30, 40};
+  job.worker.push(key, job.gradient.data(), job.gradient.data(), 0, {}, job.results.expect(1));
+  TwoServers::answer(job.lost, job.lost.must_receive(), {11, 22});
+  TwoServers::answer(job.heir, job.heir.must_receive(), {33, 44});
+  ASSERT_TRUE(job.results.wait_for(2));
+  job.gradient = {0, 0, 0, 0};
+  job.lose_server();
+  job.must_claim(7, 1, {11, 22});
+  job.must_claim_nothing_more();
+  job.worker.push(key, job.gradient.data(), job.gradient.data(), 0, {}, job.results.expect(2));
+  for (uint32_t slice : {0u, 1u}) {
+    const Header push = job.heir.must_receive();
+    EXPECT_EQ(push.slice, slice);
+    TwoServers::answer(job.heir, push, {5, 5});
+  }
+  ASSERT_TRUE(job.results.wait_for(3));
+}
+
+TEST(WorkerHeirs, GetTheSameBytesOfWhatLeavesSomethingOut) {
+  TwoServers job;
+  const int key = job.key(7, Compression(Encoding::kOneBit));
+  job.initialise(key);
+  job.gradient = {10, -20, 30, 40};
+  for (uint64_t round = 1; round <= 2; ++round) {  // of which the second one has something left out
+    job.worker.push(key, job.gradient.data(), job.landing.data(), 0, {}, job.results.expect(static_cast<int>(round)));
+    const Header push = job.lost.must_receive();
+    const Header other = job.heir.must_receive();
+    if (round == 2) break;
+    TwoServers::answer(job.lost, push, {1, 1});
+    TwoServers::answer(job.heir, other, {1, 1});
+    ASSERT_TRUE(job.results.wait_for(2));
+  }
+  const std::vector<char> sent = job.lost.payload;
+  job.lose_server();
+  job.must_claim(7, 1, {1, 1});
+  EXPECT_EQ(job.heir.must_receive().round, 2u);
+  EXPECT_EQ(job.heir.payload, sent);
+}
+
+TEST(WorkerHeirs, GetNoGradientBeforeItIsReady) {
+  TwoServers job;
+  const int key = job.key(7);
+  job.initialise(key);
+  job.gradient = {10, 20, 30, 40};
+  job.worker.push(key, job.gradient.data(), job.landing.data(), 0, {}, job.results.expect(1), /*gated=*/true);
+  job.lose_server();
+  job.must_claim(7, 0, {1, 2});
+  job.must_claim_nothing_more();
+  job.worker.ready(key, 2);
+  EXPECT_EQ(job.heir.must_receive().slice, 0u);
+  job.worker.ready(key, 4);
+  EXPECT_EQ(job.heir.must_receive().slice, 1u);
+}
+
+TEST(WorkerHeirs, HearOfKeysThatNothingHasComeOf) {
+  TwoServers job;
+  const int key = job.key(7);
+  job.landing = {1, 2, 3, 4};
+  job.worker.init(key, job.landing.data(), job.landing.data(), 0, job.results.expect(0));
+  job.lost.must_receive();
+  job.heir.must_receive();
+  job.lose_server();
+  job.must_claim(7, 0, {});
+  EXPECT_EQ(job.heir.must_receive().kind, FrameKind::kInit);
+  EXPECT_EQ(TwoServers::floats(job.heir), Floats({1, 2}));
+  job.must_claim_nothing_more();
+}
+
+TEST(WorkerHeirs, AreOnlyThoseOfAWorkerThatIsToldSo) {
+  TwoServers job(/*outlives=*/false);
+  EXPECT_THROW(job.worker.inherit(0, 1), Error);
+  job.lost.close();
+  ASSERT_TRUE(wait_readable(job.worker.event_fd()));
+  EXPECT_NE(std::string(job.worker.error()->what()).find("server 0"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace p3
