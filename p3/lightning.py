@@ -210,13 +210,17 @@ class Strategy(DDPStrategy):
     def remove_checkpoint(self, filepath: Any) -> None:
         super().remove_checkpoint(filepath)
         if self._local.is_on:
-            self.checkpoint_io.remove_checkpoint(_own(filepath))
+            self.checkpoint_io.remove_checkpoint(_part_of(filepath))  # of a link there is none
 
 
 def _own(checkpoint: Any) -> str:
     """The file of this worker's part; beside what a link leads to."""
     path = os.fspath(checkpoint)
-    return "%s.p3_local_%d" % (os.path.realpath(path) if os.path.islink(path) else path, p3.torch.rank())
+    return _part_of(os.path.realpath(path) if os.path.islink(path) else path)
+
+
+def _part_of(path: Any) -> str:
+    return "%s.p3_local_%d" % (os.fspath(path), p3.torch.rank())
 
 
 def _copied(value: Any) -> Any:

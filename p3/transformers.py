@@ -70,11 +70,10 @@ class OnP3:
 
     def _finalize_training(self, *arguments: Any, **keywords: Any) -> Any:
         self._local.end()
-        return super()._finalize_training(*arguments, **keywords)
-
-    def _load_best_model(self) -> None:
-        super()._load_best_model()
-        self._local.broadcast()
+        result = super()._finalize_training(*arguments, **keywords)
+        if self.args.load_best_model_at_end:  # of which other hosts' disks may know nothing
+            self._local.broadcast()
+        return result
 
 
 class Trainer(OnP3, transformers.Trainer):

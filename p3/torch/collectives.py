@@ -150,6 +150,7 @@ class _Sums:
 
     def sum(self, session: Session, own: np.ndarray) -> np.ndarray:
         """Over all workers, of one axis of float64 or int64, equally long on each; waits for it."""
+        session.send_kept()
         padded = np.zeros(1 << max(0, len(own) - 1).bit_length(), own.dtype)
         padded[: len(own)] = own
         total = np.empty_like(padded)

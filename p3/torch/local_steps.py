@@ -14,6 +14,7 @@ import functools
 import os
 import pickle
 import types
+import zlib
 from typing import (
     Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, NoReturn, Optional, Sequence, Set, Tuple, Union,
 )  # fmt: skip
@@ -375,7 +376,11 @@ class _Shared(job.Held, LocalTrainer):
         """What a checkpoint of the global model and of rank 0's state_dict() lacks of this worker; also within
         global_weights(). On every worker at the same point, in `of`, a call of the script."""
         self._require_same_steps(of)
-        return {**self._position(), **self._of_this_worker()}
+        return {**self._position(), "of": self._of_global(), **self._of_this_worker()}
+
+    def _of_global(self) -> int:
+        """A digest of the global weights, the same on all workers. Waits for what is under way."""
+        return functools.reduce(lambda digest, value: zlib.crc32(value, digest), self.values().values(), 0)
 
     def take_own_part(self, read: Callable[[], Optional[Dict[str, Any]]], of: str) -> None:
         """Of the checkpoint that the model and load_state_dict() have been given; on every worker at the same point.
@@ -384,7 +389,9 @@ class _Shared(job.Held, LocalTrainer):
         part: Optional[Dict[str, Any]] = None
         with self._together.failing(of):
             part = read()
-            if part is not None:
+            if part is None:
+                self._shares.forget()
+            else:
                 self._take_part(part, of)
         if not any(self._together.numbers(int(part is not None), "for other workers in %s" % of).values()):
             self.broadcast()
@@ -393,6 +400,9 @@ class _Shared(job.Held, LocalTrainer):
         if part["step"] != self.steps_taken:
             raise ValueError("%s: %s: this worker's part is of step %d, and the rest of step %d: they are of different "
                              "checkpoints" % (self._session.label, of, part["step"], self.steps_taken))  # fmt: skip
+        if part["of"] != self._of_global():
+            raise ValueError("%s: %s: this worker's part is of step %d of another training, which has left it there: "
+                             "remove it" % (self._session.label, of, part["step"]))  # fmt: skip
         self._require_names(part["weights"], of)
         self._kind.load_state_dict(self._optimizer, part["optimizer"])
         self._take_tensors(part)

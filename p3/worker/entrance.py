@@ -112,6 +112,7 @@ class Entrance:
     def _rest(self) -> None:
         """Until nothing is under way, of any key, nor any snapshot."""
         session = self._session
+        session.send_kept()
         session.flush()
         session.snapshots.finish()
         patience = Patience(session)

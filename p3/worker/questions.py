@@ -21,6 +21,7 @@ class Barriers:
     def enter(self, of: str, mark: Optional[dict] = None) -> Tuple[List[int], List[int]]:
         """See Session.barrier. Returns the ranks of all workers at its end, and of those of them who have entered the
         job there, where a `mark` says that they may (messages.py)."""
+        self._session.send_kept()
         if not self._progress.barrier():
             return list(self._session.members), []
         with self._session.changed:

@@ -79,6 +79,7 @@ class Session(Control):
         self.low_rank = Matrices(self)
         # Of whoever keeps back pushes that other workers count on: called at the end, and waits for them to leave.
         self.to_finish: Set[Callable[[], None]] = {self.low_rank.finish}
+        self.kept_back: Set[Callable[[], None]] = set()  # of these, what need not wait for other pushes: send_kept()
         self.saved = Saved(self, link)
         self.snapshots = Snapshots(self, link, self.saved)
         parts = (self.low_rank, self.keys, self.orders, self._options, self._repartition, self.saved)
@@ -575,13 +576,19 @@ class Session(Control):
             self.progress.leave()
         super().close()
 
+    def send_kept(self) -> None:
+        """What the script has handed over, and is kept back until other workers have told something, leaves now: before
+        this one waits for them to call what it calls, as they may wait for that. P3Error, ValueError, TimeoutError."""
+        for send in tuple(self.kept_back):
+            send()
+
     def _finish_all(self) -> None:
         if self.has_ended:
             return
         try:
-            for finish in tuple(self.to_finish):
+            for finish in (self.send_kept, *self.to_finish):
                 finish()
-        except TimeoutError as error:
+        except (TimeoutError, ValueError) as error:
             self.core.fail(str(error))  # which the end of the session tells all nodes, and the script
 
     def _on_caught_up(self, _message: dict) -> None:

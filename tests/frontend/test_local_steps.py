@@ -142,6 +142,10 @@ def test_differences_are_kept_until_all_numbers_have_come(tmp_path):
     assert run(2, "numbers_come_late", tmp_path).count("has gone on") == 2
 
 
+def test_what_is_kept_leaves_before_its_worker_waits_for_others(tmp_path):
+    assert run(2, "one_looks", tmp_path, P3_WAIT_TIMEOUT_S="20").count("has gone on") == 2
+
+
 @pytest.mark.parametrize("way, count", [("one", 1), ("others", 2)])
 def test_if_only_some_weigh_all_are_told(way, count):
     _, output = jobs.run_p3(3, 2, jobs.python("local_steps.py", "some_weigh", way), P3_WAIT_TIMEOUT_S="20")

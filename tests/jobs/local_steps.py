@@ -223,6 +223,21 @@ def numbers_come_late(session, folder):
     print("worker %d has gone on" % session.rank)
 
 
+def one_looks(session, folder):
+    """Worker 1, whose number worker 0 has not heard when it goes on to a barrier, looks at the global weights alone."""
+    turns = Turns(folder)
+    training = p3.LocalSteps(session, first(), every=2, delay=1, outer=PLAIN)
+    inner, weights = Adam(), training.arrays
+    for step in range(2):
+        if (step, session.rank) == (1, 1):
+            turns.behind(lambda: None, "kept")()
+        training.weigh(1 + session.rank)
+        weights = training.step(inner.step(weights, session.rank, step))
+    turns.come("kept") if session.rank == 0 else training.state_dict()
+    session.barrier()
+    print("worker %d has gone on" % session.rank)
+
+
 def some_weigh(session, way):
     """Worker 1 alone, or the other ones alone."""
     training = p3.LocalSteps(session, first(), every=2, delay=1)

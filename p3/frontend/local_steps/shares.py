@@ -61,7 +61,7 @@ class Shares:
         yet, unless it `waits`."""
         own, count = self._told[fragment]
         if own is None:
-            return 1.0  # as of all, or end_exchange() says so
+            return 1.0  # as of all, or require_alike() says so
         if not waits and not count.operation.done:
             return None
         self.require_alike(fragment)
@@ -78,6 +78,10 @@ class Shares:
     def end_exchange(self, fragment: int) -> None:
         """Its differences have left, and those of others have come."""
         self._told.pop(fragment, None)
+
+    def forget(self) -> None:
+        """What was counted, as what was learned of it is gone."""
+        self._since = [None if one is None else 0.0 for one in self._since]
 
     def finish(self) -> None:
         """Until all numbers have been told."""

@@ -27,6 +27,7 @@ class Together:
 
     def numbers(self, own: int, what: str) -> Dict[int, int]:
         """Of all workers that have not departed, by rank. `what` is waited for, in words."""
+        self._session.send_kept()
         sent = np.zeros((2, self._session.num_workers), np.int64)
         sent[:, self._session.rank] = own, 1
         total = np.empty_like(sent)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import time
 import zlib
 from abc import abstractmethod
-from typing import Any, Callable, ContextManager, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import (
+    Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple,
+)  # fmt: skip
 
 import numpy as np
 
@@ -149,25 +152,37 @@ class LocalTrainer(snapshots.Trainer):
     def _send(self, numbers: Iterable[int], waits: bool) -> None:
         """What is kept of these fragments, as far as this worker's share in it is known; or `waits` for that."""
         for number in numbers:
-            factor = self._shares.factor(number, waits)
+            with self._dropping_kept():
+                factor = self._shares.factor(number, waits)
             if factor is not None:
                 made, priority = self._kept.pop(number)
                 for one, sent in zip(self._fragments[number], made):
                     one.push(sent, factor, priority)
         if self._kept:
-            self._session.to_finish.add(self._send_all)
+            self._session.kept_back.add(self._send_all)
         else:
-            self._session.to_finish.discard(self._send_all)
+            self._session.kept_back.discard(self._send_all)
 
     def _send_all(self) -> None:
         self._send(tuple(self._kept), waits=True)
+
+    @contextlib.contextmanager
+    def _dropping_kept(self) -> Iterator[None]:
+        """Around what may find that not all have weighed: then what is kept cannot leave, which all are told."""
+        try:
+            yield
+        except ValueError:
+            self._kept.clear()
+            self._session.kept_back.discard(self._send_all)
+            raise
 
     def _merge(self, number: int) -> None:
         fragment = self._fragments[number]
         began = time.monotonic()
         is_late = number in self._kept or any(one.is_pending and not one.has_come for one in fragment)
         try:
-            self._shares.require_alike(number)
+            with self._dropping_kept():
+                self._shares.require_alike(number)
             if number in self._kept:
                 self._send([number], waits=True)
             for one in fragment:
@@ -202,6 +217,7 @@ class LocalTrainer(snapshots.Trainer):
         for number in self._under_way:
             self._shares.end_exchange(number)
         self._under_way.clear()
+        self._shares.forget()
 
     def broadcast(self) -> None:
         """Rank 0's local weights become the global ones, and all workers' local ones: on every worker at the same
@@ -295,7 +311,7 @@ class LocalTrainer(snapshots.Trainer):
         self.steps_taken = saved["step"]
         is_cut_alike = list(saved["cut"]) == self._cut
         self._under_way = set(saved["under_way"]) if is_cut_alike else set()
-        self._shares.go_on(saved["samples"] if is_cut_alike else None)
+        self._shares.go_on(saved.get("samples") if is_cut_alike else None)
 
     def _position(self) -> Dict[str, Any]:
         return {"step": self.steps_taken, "under_way": sorted(self._under_way), "cut": list(self._cut),
@@ -345,6 +361,9 @@ class LocalTrainer(snapshots.Trainer):
         snapshots.remove(self)
 
     def _land(self) -> None:
+        for number in self._under_way:
+            with self._dropping_kept():
+                self._shares.require_alike(number)  # or who has not weighed would wait for who has, and has failed
         self._send_all()
         for one in self._globals.values():
             one.land()
