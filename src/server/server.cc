@@ -137,13 +137,14 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     if (worker < 0) refuse(van, header, "unexpected");
     if (header.kind == FrameKind::kClaim && header.key == kNoKey) return receive_last_claim(van, header);
     Shard* const shard = find(header);
-    if (shard == nullptr) refuse(van, header, "of no key, or of another server's");
     const bool is_claim = header.kind == FrameKind::kClaim;
+    if (shard == nullptr && is_claim && !inherited_.empty()) return receive_vain_claim(van, header);
+    if (shard == nullptr) refuse(van, header, "of no key, or of another server's");
     const char* const problem =
         is_claim ? shard->problem_with_claim(header, worker) : shard->problem_with(header, worker);
     if (problem != nullptr) refuse(van, header, problem);
     if (shard->key.is_successor && shard->published == 0) shard->published = header.round;
-    check_that_nobody_left(*shard, worker, header);
+    if (shard->claims == nullptr) check_that_nobody_left(*shard, worker, header);  // else once it goes on
     vans_[index_of(van)].receiving = shard;
     ++shard->uses;
     if (!is_claim) return shard->place_of(header, vans_[index_of(van)].arriving);
@@ -159,7 +160,10 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
 
   void received(int van, const Header& header, void*) override {
     const int worker = vans_[index_of(van)].worker;
-    if (vans_[index_of(van)].receiving == nullptr) return claim_nothing_more(worker, header);
+    if (vans_[index_of(van)].receiving == nullptr) {
+      vans_[index_of(van)].arriving.give_back();
+      return header.key == kNoKey ? claim_nothing_more(worker, header) : void();
+    }
     Shard& shard = *std::exchange(vans_[index_of(van)].receiving, nullptr);
     if (header.kind == FrameKind::kClaim) {
       shard.claims->note(worker, header, std::move(vans_[index_of(van)].arriving));
@@ -217,8 +221,15 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     transport_.run_in_receiver([&] {
       registry->each_shard([&](Shard& shard) { note_lost_workers(shard); });
       inherited_.push_back(std::move(registry));
-      inherited_.back()->each_shard([&](Shard& shard) { settle_if_complete(shard); });
+      for (Shard* shard : open_shards()) settle_if_complete(*shard);
     });
+  }
+
+  // Of a key that all workers have released, of which this one had not heard when it sent that.
+  void* receive_vain_claim(int van, const Header& header) {
+    vans_[index_of(van)].receiving = nullptr;
+    vans_[index_of(van)].arriving = PooledBuffer(transient, std::max<size_t>(header.payload_bytes, 1));
+    return vans_[index_of(van)].arriving.data();
   }
 
   void* receive_last_claim(int van, const Header& header) {
@@ -237,10 +248,23 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   }
 
   void claim_nothing_more(int worker, const Header& last_claim) {
-    inherited_from(last_claim)->each_shard([&](Shard& shard) {
-      if (shard.claims == nullptr) return;
-      shard.claims->note_nothing(worker);
-      settle_if_complete(shard);
+    std::vector<Shard*> open;
+    add_open_shards(*inherited_from(last_claim), open);
+    for (Shard* shard : open) {
+      shard->claims->note_nothing(worker);
+      settle_if_complete(*shard);
+    }
+  }
+
+  // In a list, as what is done to them may look a key up.
+  std::vector<Shard*> open_shards() const {
+    std::vector<Shard*> open;
+    for (const auto& inherited : inherited_) add_open_shards(*inherited, open);
+    return open;
+  }
+  static void add_open_shards(const Registry& registry, std::vector<Shard*>& open) {
+    registry.each_shard([&](Shard& shard) {
+      if (shard.claims != nullptr) open.push_back(&shard);
     });
   }
 
@@ -252,13 +276,19 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     const std::unique_ptr<Claims> claims = std::move(shard.claims);
     const Header& best = claims->best();
     shard.published = best.round;
-    for (int worker = 0; worker < num_workers(); ++worker)
-      if (!shard.turns.go_on_behind(worker, claims->round_of(worker), claims->inits_of_worker(worker), best.round,
-                                    inits_of(best) > 0))
+    for (int worker = 0; worker < num_workers(); ++worker) {
+      const bool waits = !is_over(workers_[index_of(worker)]);  // who does not has all, whatever it has claimed
+      const uint64_t landed = waits ? claims->round_of(worker) : best.round;
+      const uint32_t inits = waits ? claims->inits_of_worker(worker) : inits_of(best);
+      if (!shard.turns.go_on_behind(worker, landed, inits, best.round, inits_of(best) > 0))
         refuse(van_of(worker), best, "of a later round than another worker can have missed");
+    }
     where_summed(shard.thread, [&] { shard.take_over(*claims); });
     for (int worker = 0; worker < num_workers(); ++worker)
-      if (auto held = claims->take_held(worker)) take(std::move(*held));
+      if (auto held = claims->take_held(worker)) {
+        if (!shard.turns.is_behind(worker)) check_that_nobody_left(shard, worker, held->header);
+        take(std::move(*held));
+      }
   }
 
   // --- it is worked on: the receiver or a summing thread -----------------------------------------------------------
@@ -295,7 +325,9 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
 
   // What became of a frame.
   void settle(const Task& task, Reply reply) {
-    if (reply.problem != nullptr) refuse(van_of(task.worker), task.header, reply.problem);
+    if (reply.problem != nullptr)
+      throw frame_refused(label, transport_.label(van_of(task.worker)), task.header, reply.problem,
+                          task.shard->key.name);
     if (reply.contradicts >= 0)
       throw scalars_differ(label, worker_label(reply.contradicts), task.shard->settings(), worker_label(task.worker),
                            {task.header.scalars, task.fields}, task.header.round, task.shard->key.name,
@@ -372,7 +404,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
       drop_from_seniority(worker);
       each_shard([&](Shard& shard) { shard.turns.dismiss(worker); });
       each_shard([&](Shard& shard) { fill_next(shard, worker); });
-      each_shard([&](Shard& shard) { forget_held(shard, worker); });
+      for (Shard* shard : open_shards()) forget_held(*shard, worker);
       finish_if_all_have_left();
     });
   }
@@ -445,7 +477,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     if (worker < 0) return;
     workers_[index_of(worker)].has_left = has_anybody_left_ = true;
     if (const auto awaited = awaited_from(worker)) throw left_too_early(label, worker_label(worker), *awaited);
-    for (const auto& inherited : inherited_) inherited->each_shard([&](Shard& shard) { settle_if_complete(shard); });
+    for (Shard* shard : open_shards()) settle_if_complete(*shard);
     finish_if_all_have_left();
   }
 

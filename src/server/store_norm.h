@@ -48,7 +48,8 @@ class StoreNorm {
     has_begun_ = true;
     parts_[place] = part;
     rounds_[place] = round;
-    if (is_open_) return {};
+    // One that is inherited may be told already of what is summed again, as the norm overtakes values.
+    if (is_open_ || (is_inherited_ && round <= told_)) return {};
     ++reported_;
     return next_if_complete();
   }
@@ -56,7 +57,7 @@ class StoreNorm {
   // Of a server that this one inherits from, before any report: which round is to be told, go_on_behind() says.
   void open() {
     MutexLock lock(mutex_);
-    is_open_ = true;
+    is_open_ = is_inherited_ = true;
   }
   // The norms up to that round have been told.
   void go_on_behind(uint64_t round) {
@@ -103,7 +104,7 @@ class StoreNorm {
   Mutex mutex_;
   std::vector<NormPart> parts_ P3_GUARDED_BY(mutex_);   // by place
   std::vector<uint64_t> rounds_ P3_GUARDED_BY(mutex_);  // of these
-  bool is_open_ P3_GUARDED_BY(mutex_) = false;
+  bool is_open_ P3_GUARDED_BY(mutex_) = false, is_inherited_ P3_GUARDED_BY(mutex_) = false;
   uint64_t told_ P3_GUARDED_BY(mutex_) = 0;    // of one that is inherited: the last round whose norm is told
   size_t reported_ P3_GUARDED_BY(mutex_) = 0;  // parts of the round behind it
   bool has_begun_ P3_GUARDED_BY(mutex_) = false;

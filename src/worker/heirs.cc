@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "plan/frames.h"
 #include "worker/worker_impl.h"
@@ -41,18 +42,25 @@ void Worker::Impl::go_to_heir(int lost, int heir) {
   const int former = van_of_server_[static_cast<size_t>(lost)], van = van_of_server_[static_cast<size_t>(heir)];
   if (former == van) return;
   transport_.drop_van(former);
+  std::vector<bool> is_moved(van_of_server_.size());
+  for (size_t server = 0; server < is_moved.size(); ++server) is_moved[server] = van_of_server_[server] == former;
+  // First all claims leave: what a script begins meanwhile still goes to nobody, and is sent again. Nothing lands here.
   std::vector<Transport::Outgoing> frames;
   {
     MutexLock lock(mutex_);
-    std::vector<bool> is_moved(van_of_server_.size());
+    for (auto& [handle, key] : keys_)
+      if (key.plan) claim_of(key, is_moved, van, frames);
+  }
+  transport_.send(std::exchange(frames, {}));
+  {
+    MutexLock lock(mutex_);
     for (size_t server = 0; server < is_moved.size(); ++server)
-      if (van_of_server_[server] == former) {
-        is_moved[server] = true;
+      if (is_moved[server]) {
         is_lost_[server] = is_lost_[static_cast<size_t>(heir)];
         van_of_server_[server] = van;
       }
     for (auto& [handle, key] : keys_)
-      if (key.plan) claim_of(key, is_moved, van, frames);
+      if (key.plan) send_again(key, is_moved, frames);
     for (uint32_t server = 0; server < is_moved.size(); ++server) {
       if (!is_moved[server]) continue;
       Frame last;
@@ -64,8 +72,7 @@ void Worker::Impl::go_to_heir(int lost, int heir) {
   transport_.send(frames);
 }
 
-// What the caller still waits for is sent again as it was: its arrays are ours until it has come.
-void Worker::Impl::claim_of(Key& key, const std::vector<bool>& is_moved, int heir_van,
+void Worker::Impl::claim_of(const Key& key, const std::vector<bool>& is_moved, int heir_van,
                             std::vector<Transport::Outgoing>& frames) {
   const KeyPlan& plan = key.plan_in_use();
   for (uint32_t shard = 0; shard < slice_count(plan); ++shard) {
@@ -84,6 +91,14 @@ void Worker::Impl::claim_of(Key& key, const std::vector<bool>& is_moved, int hei
       claim = lent_claims_.lend(header, std::move(value), has.header.payload_bytes, 1);
     }
     frames.push_back({heir_van, claim});
+  }
+}
+
+// What the caller still waits for is sent again as it was: its arrays are ours until it has come.
+void Worker::Impl::send_again(Key& key, const std::vector<bool>& is_moved, std::vector<Transport::Outgoing>& frames) {
+  const KeyPlan& plan = key.plan_in_use();
+  for (uint32_t shard = 0; shard < slice_count(plan); ++shard) {
+    if (!is_moved[static_cast<size_t>(server_of(plan, shard, num_servers_))]) continue;
     const bool has_begun = key.active && shard < key.begun.size() && key.begun[shard].header.kind != FrameKind::kPing;
     if (has_begun && !key.landed[shard]) begin_frame(key, key.transfer().again(key.begun[shard]), frames);
   }

@@ -66,7 +66,9 @@ class Worker::Impl final : public Transport::Handler, public WayHost {
   void check_server(int server) const;
   // Receiver thread: Worker::inherit().
   void go_to_heir(int lost, int heir);
-  void claim_of(Key& key, const std::vector<bool>& is_moved, int heir_van, std::vector<Transport::Outgoing>& frames)
+  void claim_of(const Key& key, const std::vector<bool>& is_moved, int heir_van,
+                std::vector<Transport::Outgoing>& frames) P3_REQUIRES(mutex_);
+  void send_again(Key& key, const std::vector<bool>& is_moved, std::vector<Transport::Outgoing>& frames)
       P3_REQUIRES(mutex_);
   // One after the other; `done` is only that of the last one.
   void submit(Key& key, std::vector<Operation> operations, Transport::Write write = Transport::Write::kBySender);

@@ -38,7 +38,8 @@ const char* DenseShard::problem_with_gradient_of(const Task& task) const {
 
 void* DenseShard::place_of(const Header& header, PooledBuffer& buffer) {
   if (static_cast<Encoding>(header.encoding) == Encoding::kAbsent) return nullptr;
-  if (header.kind == FrameKind::kInit && !std::exchange(has_first_value_, true)) return value_;
+  const bool is_first_value = header.kind == FrameKind::kInit && !std::exchange(has_first_value_, true);
+  if (is_first_value && claims == nullptr) return value_;  // else what is claimed comes there before
   const Compression how = key.plan.codec.in(static_cast<Encoding>(header.encoding));
   const bool has_any_size = how.codec() != nullptr && encoded_bytes(how, DType::kFloat32, elements_) == 0;
   buffer = PooledBuffer(host_.transient, has_any_size ? BufferPool::roomy(header.payload_bytes) : header.payload_bytes);

@@ -137,7 +137,7 @@ bool SocketStream::has_short_segments() const {
   int bytes = 0;
   socklen_t length = sizeof bytes;
   return getsockopt(fd_, IPPROTO_TCP, TCP_MAXSEG, &bytes, &length) == 0 &&
-         static_cast<uint64_t>(bytes) <= kLeastBoundOfMany / 2;
+         static_cast<uint64_t>(bytes) < kLeastPiece / 2;
 }
 
 // The kernel forgets a minimum after five minutes (net.ipv4.tcp_min_rtt_wlen). On a link that is full all the time the next

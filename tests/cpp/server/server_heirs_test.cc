@@ -232,6 +232,53 @@ TEST_P(Heirs, TellTheNormOfWhatWasSummedBeforeAndHere) {
   }
 }
 
+TEST_P(Heirs, CountNothingTwiceOfANormThatHasOvertakenItsSum) {
+  HeirsJob job(2, with());
+  job.define_norm();
+  job.define(1);
+  job.server.inherit(kLost);
+  for (int worker : {0, 1}) {
+    job.claim<double>(worker, 4, {25, 2}, kNorm);  // of that round it was told
+    job.claim(worker, 3, {3, 4}, 1);               // and its sum is still to come
+    job.begin_norm(worker, 5);
+  }
+  for (int worker : {0, 1}) job.push(worker, 4, {1, 1});
+  for (int worker : {0, 1}) EXPECT_EQ(job.receive(worker, 4), Floats({2, 2}));
+  for (int worker : {0, 1}) job.push(worker, 5, {2, 0});
+  for (int worker : {0, 1})
+    for (int frame = 0; frame < 2; ++frame) {  // where they are worked on by two threads, in any order
+      const Header got = job.peer(worker).must_receive();
+      EXPECT_EQ(got.round, 5u);
+      if (got.key != kNorm) continue;
+      double norm[2];
+      std::memcpy(norm, job.peer(worker).payload.data(), sizeof norm);
+      EXPECT_EQ(norm[0], 16) << "that of the round before is 8";
+      EXPECT_EQ(norm[1], 4);
+    }
+}
+
+TEST_P(Heirs, HaveANewFirstValueFromWhoGivesIt) {
+  HeirsJob job(2, with());
+  job.define();
+  job.server.inherit(kLost);
+  const float value[] = {8, 9};
+  job.claim(0, 4, {1, 2});
+  job.peer(0).send(HeirsJob::header(FrameKind::kInit, 4, sizeof value), value);
+  job.claim(1, 4, {1, 2});
+  job.peer(1).send(HeirsJob::header(FrameKind::kInit, 4, 0));
+  for (int worker : {0, 1}) EXPECT_EQ(job.receive(worker, 4), Floats({8, 9}));
+}
+
+TEST_P(Heirs, AreToldInVainOfKeysThatAreGone) {
+  HeirsJob job(2, with());
+  job.define();
+  job.server.inherit(kLost);
+  job.claim(0, 4, {1, 2}, 7);
+  for (int worker : {0, 1}) job.claim(worker, 4, {1, 2});
+  for (int worker : {0, 1}) job.push(worker, 5, {1, 1});
+  for (int worker : {0, 1}) EXPECT_EQ(job.receive(worker, 5), Floats({2, 2}));
+}
+
 TEST(Heir, RefusesWhatCannotBe) {
   const auto failure_of = [](const auto& play) {
     HeirsJob job(2);
