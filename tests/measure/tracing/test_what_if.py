@@ -86,9 +86,9 @@ def test_several_hosts_need_the_rate_of_their_links(on_two_hosts, capsys):
     assert rows["codec=int8"][0] < rows["as simulated"][0] < rows["hosts=4"][0]
     setting = what_if.recorded_setting(lives.load(str(on_two_hosts)), (20.0, 10.0))
     assert (setting.network.up_mbit, setting.servers, setting.workers_per_host) == ((20.0, 10.0), None, 1)
-    more = what_if._changed(setting, (20.0, 10.0), what_if.parse("hosts=3"))
+    more = what_if.changed(setting, (20.0, 10.0), what_if.parse("hosts=3"))
     assert (more.network.down_mbit, more.server_hosts, more.workers) == ((20.0, 10.0, 10.0), [0, 1, 2], [0, 1, 2])
-    each = what_if._changed(setting, (20.0, 10.0), what_if.parse("rate=4mbit:3mbit:2mbit,hosts=3"))
+    each = what_if.changed(setting, (20.0, 10.0), what_if.parse("rate=4mbit:3mbit:2mbit,hosts=3"))
     assert each.network.up_mbit == (4.0, 3.0, 2.0), "hosts come first, however it is written"
 
 
@@ -113,7 +113,7 @@ def test_codecs_rows_and_a_strategy_of_the_run_are_in_it(tmp_path):
     assert setting.slice_elements == 500
     own = {"w": Cut((0,)), "bias": Cut((0,), 50000), "table": Cut((0,))}
     assert setting.strategy == Strategy(keys=own, path="of the run")
-    changed = what_if._changed(setting, None, what_if.parse("slice=700"))
+    changed = what_if.changed(setting, None, what_if.parse("slice=700"))
     assert (changed.slice_elements, set(changed.strategy.keys.values())) == (700, {Cut((0,))})
     assert setting.sparse == {"table": pytest.approx(0.1, rel=0.5)}, "5 of 50 rows, with their numbers"
 
