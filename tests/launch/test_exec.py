@@ -133,6 +133,38 @@ def test_a_server_that_is_killed_is_left_behind_if_the_job_goes_on_without(proce
     assert (number, len(digests)) == (SIZE, 1), out
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+def test_so_is_one_that_freezes_and_it_is_ended_behind_the_job(processes, tmp_path, rank):
+    started = start(processes, tmp_path, "patient", P3_ON_SERVER_LOSS="continue", P3_TIMEOUT_S="3")
+    jobs.workers(tmp_path, SIZE)
+    os.kill(jobs.node_of(started[rank].popen.pid, "server"), signal.SIGSTOP)
+    for process in started:
+        process.signal(signal.SIGTERM)  # to the script, which then takes steps and a barrier and ends
+    codes, out, err = ends(started, tmp_path)
+    assert codes == [0] * SIZE, err
+    assert err.count("which did not end by itself; the job went on without it") == 1, err
+    number, digests, _ = jobs.digests(out)
+    assert (number, len(digests)) == (SIZE, 1), out
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_so_is_one_that_wakes_up_again_and_ends_by_itself(processes, tmp_path, rank):
+    started = start(processes, tmp_path, "patient", P3_ON_SERVER_LOSS="continue", P3_TIMEOUT_S="3")
+    jobs.workers(tmp_path, SIZE)
+    server = jobs.node_of(started[rank].popen.pid, "server")
+    os.kill(server, signal.SIGSTOP)
+    while b"is lost; server" not in started[1].popen.stderr.readline():
+        pass
+    os.kill(server, signal.SIGCONT)
+    jobs.wait_until(lambda: server not in jobs.living(tmp_path), 15)
+    for process in started:
+        process.signal(signal.SIGTERM)
+    codes, out, err = ends(started, tmp_path)
+    assert codes == [0] * SIZE, err
+    number, digests, _ = jobs.digests(out)
+    assert (number, len(digests)) == (SIZE, 1), out
+
+
 def test_workers_that_do_not_notice_the_end_of_the_job_are_ended(processes, tmp_path):
     started = start(processes, tmp_path, "stuck")
     told = jobs.workers(tmp_path, SIZE)

@@ -1,7 +1,8 @@
 """Runs one worker's command under another launcher, and the nodes that its place asks for; ends all of them together.
 
 A worker that fails, a node that does, and a neighbour on this machine that does (lifeline.py) are failures of the job;
-but where the job goes on without lost workers, one that is killed is none, and its nodes stay.
+but where the job goes on without lost workers, one that is killed is none, and its nodes stay; and where it goes on
+without lost servers, the end of one is none: what has failed the job, the scheduler tells the worker.
 The scheduler tells the other machines; they then have a few seconds to end with an error of their own. Signals from the
 launcher go to the command, whose end says what they meant. If this process is killed, the kernel ends its children.
 Threads: none. Children, signals, the scheduler's reports and lifelines wake one loop.
@@ -65,6 +66,8 @@ class _Supervisor:
         self._failure: Optional[str] = None
         self._code = 0  # of the worker, if it was the first to fail
         self._signalled = 0  # the last one that ended us while there was no worker to pass it on to
+        self._patience_with_stopped_s = settings.timeout_s  # by then the scheduler has lost a server that is
+        self._stopped_since = float("inf")  # that server, as far as it was looked at
         self._acts_at = float("inf")  # when those that have not ended by themselves are ended
         self._rounds = 0  # of ending them
 
@@ -134,16 +137,40 @@ class _Supervisor:
 
     def _goes_on(self) -> bool:
         self._look_for_the_dead()
+        if self._is_watched_for_leftovers():
+            self._end_leftovers()
         lives = self._worker_lives() or any(node.process.returncode is None for node in self._nodes)
         untold = self._failure is not None and self._lifeline.waits and time.monotonic() < self._acts_at
         return lives or untold
+
+    def _is_watched_for_leftovers(self) -> bool:
+        """The worker is done, and a server may be one that the job has lost, and that will not end by itself."""
+        waits_for_server = any(role == "server" and process.returncode is None for role, process in self._nodes)
+        return self._outlives_servers and self._failure is None and not self._worker_lives() and waits_for_server
+
+    def _end_leftovers(self) -> None:
+        """A server that is frozen for so long, or outlives the scheduler, which ends behind the last that it has."""
+        now = time.monotonic()
+        number = [role for role, _ in self._nodes].index("server")
+        process = self._nodes[number].process
+        schedulers = [one.process for one in self._nodes if one.role == "scheduler"]
+        is_left = schedulers and all(scheduler.returncode is not None for scheduler in schedulers)
+        if not is_left and not _is_stopped(process.pid):
+            self._stopped_since = float("inf")
+            return
+        self._stopped_since = min(self._stopped_since, now)
+        if now - self._stopped_since >= self._patience_with_stopped_s:
+            _say("ending the server of %s, which did not end by itself; the job went on without it" % self._label)
+            process.kill()
+            process.wait()
+            del self._nodes[number]
 
     def _worker_lives(self) -> bool:
         return self._worker is not None and self._worker.returncode is None
 
     def _patience_s(self) -> Optional[float]:
         waits = [self._acts_at - time.monotonic()] if self._failure is not None else []
-        waits += [_LOOK_S] if self._lifeline.waits else []
+        waits += [_LOOK_S] if self._lifeline.waits or self._is_watched_for_leftovers() else []
         return max(0.0, min(waits)) if waits else None
 
     def _on_signal(self, number: int) -> None:
@@ -169,9 +196,11 @@ class _Supervisor:
                 died = "the scheduler of %s ended with %s; starting another one, while the job goes on"
                 _say(died % (self._label, how_ended(process.returncode)))
                 self._nodes[number] = self._start_scheduler()
-            elif process.poll() and role == "server" and self._outlives_servers and process.returncode < 0:
-                died = "the server of %s ended with %s; the job goes on without it"  # or the scheduler fails it
-                _say(died % (self._label, how_ended(process.returncode)))
+            elif process.poll() and role == "server" and self._outlives_servers:
+                # Or the scheduler fails the job, as the worker hears.
+                died = "the server of %s ended with %s; the job goes on without it"
+                if process.returncode < 0:  # else it has printed itself what became of it
+                    _say(died % (self._label, how_ended(process.returncode)))
                 del self._nodes[number]
             elif process.poll():
                 # With an exit code, it has printed an error itself.
@@ -228,6 +257,13 @@ def _wake_up(at_end: contextlib.ExitStack) -> socket.socket:
             at_end.callback(signal.signal, number, signal.signal(number, lambda *_: None))
     at_end.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False))
     return wakes
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether the process does nothing until a signal has it go on."""
+    with contextlib.suppress(OSError), open("/proc/%d/stat" % pid, "rb") as file:
+        return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    return False
 
 
 def _begin(parent: int, takes_snapshots: bool) -> None:
