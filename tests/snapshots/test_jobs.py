@@ -5,6 +5,7 @@ import random
 import re
 import signal
 import sys
+import threading
 import time
 
 import numpy as np
@@ -245,6 +246,28 @@ def test_a_job_that_has_not_resumed_does_not_touch_another_ones_snapshots(open_s
     with pytest.raises(ValueError, match="round 5.*Call resume"):
         again.snapshot(2, [])
     assert files.rounds(str(tmp_path)) == [5]
+
+
+def test_a_snapshot_has_the_count_of_lost_servers_of_its_own_time(open_session, monkeypatch):
+    session = open_session()
+    snapshots, may_copy, told = session.snapshots, threading.Event(), []
+    wait, finish, send = session.wait, snapshots.finish, snapshots._send
+
+    def wait_later(operations):
+        if threading.current_thread().name == "p3-snapshot":
+            assert may_copy.wait(30)
+        wait(operations)
+
+    monkeypatch.setattr(session, "wait", wait_later)
+    monkeypatch.setattr(snapshots, "finish", lambda: (snapshots._writer and may_copy.set(), finish()))
+    monkeypatch.setattr(snapshots, "_send", lambda message: (told.append(dict(message)), send(message)))
+    key = session.declare("w", (5,), "float32")
+    session.init(key, np.zeros(5, "float32"), np.empty(5, "float32")).wait(30)
+    step(session, key, 1)
+    session.servers.lost = 1  # while the first one's copies are made
+    step(session, key, 2)
+    snapshots.finish()
+    assert [one["lost"] for one in told if one["kind"] == "captured"] == [0, 1]
 
 
 def test_resume_comes_before_the_first_key(open_session):

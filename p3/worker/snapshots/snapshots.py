@@ -80,7 +80,6 @@ class Snapshots:
                     "from it. Call resume() before the first step, or give the job a directory of its own"
                     % (self._session.label, self.directory, later[0], round)
                 )
-        self._lost = self._session.servers.lost
         self._completes = self._session.is_first  # if the worker before has departed since, nobody completes it
         if self._writer is not None:
             self._writer.join(_SHORT_WAIT_S)
@@ -90,6 +89,7 @@ class Snapshots:
                     "avoids it", self._session.label, round, self._writing,
                 )  # fmt: skip
         self.finish()
+        self._lost = self._session.servers.lost  # the writer of the snapshot before has said its own count
 
     def take(self, round: int, keys: Sequence[Any], state: Any) -> None:
         """All of these for a session without stores: the copies are queued here."""
