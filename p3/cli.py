@@ -73,8 +73,7 @@ def _run(options, settings: Settings, command: List[str]) -> int:
         os.environ.pop("P3_MAX_WORKERS", None)  # if anything, it is about restarts alone
     settings = Settings.from_env(os.environ)
     strategy.of_job(settings.strategy, options.servers)  # what is wrong with it is said before anything starts
-    if settings.outlives_servers and options.servers < 2:
-        raise ConfigError("--on-server-loss continue needs another server that can take over: -s 2")
+    settings.require_heir(options.servers)
     if options.rejoin and not settings.goes_on_without:
         raise ConfigError("--rejoin is for jobs that go on without a lost worker: add --on-worker-loss continue")
     worker_restarts = options.worker_restarts if settings.replaces_workers or options.rejoin else 0

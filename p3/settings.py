@@ -402,6 +402,11 @@ class Settings:
     def outlives_servers(self) -> bool:
         return self.on_server_loss == "continue"
 
+    def require_heir(self, num_servers: int) -> None:
+        """ConfigError if a job of so many servers cannot do without one, as it is to."""
+        if self.outlives_servers and num_servers < 2:
+            raise ConfigError("--on-server-loss continue needs another server that can take over: -s 2")
+
     @property
     def joins(self) -> bool:
         """This worker enters a job that runs."""

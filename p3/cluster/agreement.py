@@ -465,7 +465,8 @@ class Agreement:
             raise ProtocolError("%s asked twice for count %d" % (node, message["number"]))
         if sum(kind == "counted" and asked[0] == node.rank for kind, asked in self._questions) >= _MAX_COUNTS:
             raise ProtocolError("%s asks for more than %d counts at once" % (node, _MAX_COUNTS))
-        counters = {"kind": "counters", "number": message["number"], "servers": [{} for _ in range(self._num_servers)]}
+        unheard = [{"late_s": []} for _ in range(self._num_servers)]  # what stays of a server that is lost
+        counters = {"kind": "counters", "number": message["number"], "servers": unheard}
         self._questions["counted", identity] = _Question(set(self._servers), [node], counters)
         return self._to(self._servers, {"kind": "count_for", "worker": node.rank, "number": message["number"]})
 

@@ -101,9 +101,10 @@ class Entrances:
             raise RendezvousError("%s has not joined the job: %s has ended"
                                   % (entry, "it" if self._end.done() else "the process"))  # fmt: skip
         node, mark = candidate.place.result(), self._agreement.mark
-        if mark is None:
-            self._drop(node, _NOBODY_LEFT)
-            raise RendezvousError("%s has not joined the job: %s" % (entry, _NOBODY_LEFT))
+        if mark is None or self._closed:
+            why = self._closed or _NOBODY_LEFT
+            self._drop(node, why)
+            raise RendezvousError("%s has not joined the job: %s" % (entry, why))
         entry.catches_up = True
         self._roster.replace(node, entry)
         node = entry.node
@@ -163,13 +164,13 @@ class Entrances:
         self._tell_why()
         if self._agreement.mark is None:
             return self._expel_ready()
-        while self._entrants.next_in is not None:
+        while self._entrants.next_in is not None and not self._closed:
             entry = self._roster.by_node[self._entrants.next_in]
             self._decide(entry.node, {"kind": "entered", "join": entry.join})
         if self._agreement.mark.problem:
             for candidate in self._entrants.waiting:
                 candidate.refuse("nobody can join this job: %s" % self._agreement.mark.problem)
-        for candidate, node in self._entrants.choose():
+        for candidate, node in [] if self._closed else self._entrants.choose():
             self._entrants.waiting.remove(candidate)
             self._candidates[node] = candidate
             self._decide(node, {"kind": "admit"})
@@ -178,7 +179,8 @@ class Entrances:
             self._decide(self._roster.nodes("worker")[0], {"kind": "pass"})
 
     def close(self, server: Node) -> None:
-        """A server is lost, to which whoever enters would have to connect."""
+        """A server is lost, to which whoever enters would have to connect; and whoever is on trial lacks values of keys
+        that the others claim from its heir."""
         self._closed = "%s is lost, and nobody can join a job behind that" % (server,)
         for candidate in self._entrants.waiting:
             candidate.refuse(self._closed)
@@ -189,6 +191,8 @@ class Entrances:
                 self.expel(self._roster.by_node[node], "%s: %s" % (self._label, self._closed))
             elif node in self._candidates:
                 self._candidates[node].refuse(self._closed)
+        if not self.replays:
+            self._expel_on_trial()
 
     def on_admitted(self, server: Node, message: dict) -> None:
         outcome = self._entrants.on_admitted(server, message)
@@ -224,6 +228,13 @@ class Entrances:
             if self._entrants.is_ready(node):
                 entry = self._roster.by_node[node]
                 self.expel(entry, "%s: %s has not joined the job: %s." % (self._label, entry, _NOBODY_LEFT))
+
+    def _expel_on_trial(self) -> None:
+        """Behind the loss of a server. They hear of no heir."""
+        text = "%s: %s has joined the job, and a server was lost before its first call of members(): %s"
+        for node in self._entrants.on_trial:
+            entry = self._roster.by_node[node]
+            self.expel(entry, text % (self._label, entry, self._closed))
 
     def apply(self, node: Node, decision: dict) -> None:
         """One of DECISIONS, which is in the journal."""
@@ -313,6 +324,8 @@ class Entrances:
         for node in self._entrants.on_the_way:
             if self._entrants.is_answered(node):  # else the last answer is still to come
                 self._drop(node, _WITH_SCHEDULER)
+        if self._closed:  # of whom that one has not yet written down that they are gone
+            self._expel_on_trial()
         self.consider()
 
 

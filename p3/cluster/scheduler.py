@@ -25,7 +25,7 @@ import signal
 import socket
 import sys
 import time
-from typing import Callable, Dict, List, Optional
+from typing import Callable, Dict, List, Optional, Tuple
 
 from p3.cluster import messages
 from p3.cluster.agreement import Agreement
@@ -83,7 +83,7 @@ class Scheduler:
         self._strategy = strategy
         self._journal = journal
         self._is_replaying = self._is_mortal = False
-        self._unreported: Dict[Optional[int], dict] = {}  # by rank, what replaying has come to last
+        self._unreported: Dict[Tuple[str, Optional[int]], dict] = {}  # by role and rank, what a replay came to last
         self._refuted: List[Entry] = []  # in what the journal has: who must go
 
     def take_snapshots_at_signals(self) -> None:
@@ -597,15 +597,22 @@ class Scheduler:
 
     def _on_server_lost(self, worker: Entry, rank: int) -> None:
         """What not all workers reach is no server, though it may be alive. A worker that is itself cut off does not
-        come to say so, or departs in a moment."""
+        come to say so, or departs in a moment; one that joins departs, whosever fault it is. It is said only once,
+        perhaps to the scheduler before this one."""
         entry = self._roster.find("server", rank)
         if entry is None or not self._settings.outlives_servers:
             raise ProtocolError("%s says that it has lost server %d" % (worker, rank))
-        if not entry.gone and not entry.left and not self._end.done() and not self._is_replaying:
+        if self._is_on_probation(worker):
+            raise DisagreementError("%s lost its connection to %s while it joined the job" % (worker, entry))
+        if not entry.gone and not entry.left and not self._end.done():
             asyncio.get_running_loop().call_later(_SECOND_LOOK_S, self._believe, worker, entry)
 
     def _believe(self, worker: Entry, entry: Entry) -> None:
-        if not worker.gone and not entry.gone and not entry.left:
+        if worker.gone or entry.gone or entry.left or self._end.done():
+            return
+        if worker.stream is None and not worker.left:  # if it lives, it comes back in a moment
+            asyncio.get_running_loop().call_later(_SECOND_LOOK_S, self._believe, worker, entry)
+        else:
             entry.tell({"kind": "abort", "text": "%s: %s has lost its connection to it, and the others go on without it"
                                                  % (self._label, worker)})  # fmt: skip
             self._lost(entry, "is not reached by %s any more" % worker)
@@ -657,7 +664,8 @@ class Scheduler:
         departed and come back it must not hear the former alone."""
         if self._is_replaying and state["state"] != "failed":
             if state["state"] != "saved":
-                self._unreported[state.get("rank")] = state
+                of = ("server", state["server"]) if "server" in state else ("worker", state.get("rank"))
+                self._unreported[of] = state
         elif self._status_fd is not None:
             with contextlib.suppress(OSError):  # the launcher has gone, and takes us with it
                 os.write(self._status_fd, json.dumps(state).encode() + b"\n")
@@ -692,6 +700,7 @@ def main(
         settings.require("root_host", "num_workers", "num_servers")
         settings.job_secret()
         encryption.require(settings)
+        settings.require_heir(settings.num_servers)
         _provide_descriptors(settings)
         journal = None if journal_fd is None else Journal(journal_fd)
         has_died = journal is not None and journal.has_begun  # the one before, which had read it

@@ -78,7 +78,7 @@ def test_nobody_waits_for_the_answer_of_one_that_is_lost():
     told = agreement.depart_server(SERVERS[1])
     assert kinds(told) == [("server 0", "inherit"), ("worker 0", "agreed"), ("worker 1", "agreed")]
     told = agreement.receive(SERVERS[0], {"kind": "counted", "worker": 0, "number": 1, "counters": {"rounds": 3}})
-    assert told[0][1]["servers"] == [{"rounds": 3, "label": str(SERVERS[0])}, {}]
+    assert told[0][1]["servers"] == [{"rounds": 3, "label": str(SERVERS[0])}, {"late_s": []}]
     told = agreement.receive(SERVERS[0], {"kind": "inherited", "rank": 1})
     assert [(node, message) for node, message in told] == [
         (worker, {"kind": "server_departed", "rank": 1, "heir": 0}) for worker in WORKERS

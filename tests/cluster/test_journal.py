@@ -19,6 +19,7 @@ from p3.cluster.journal import Journal, Outbox
 from p3.cluster.member import Member
 from p3.cluster.node import Node, listen
 from p3.cluster.scheduler import Scheduler
+from p3.errors import RendezvousError
 from p3.settings import Settings
 
 WORKER, SERVER = Node("worker", 0, "a"), Node("server", 1, "b")
@@ -312,6 +313,34 @@ def test_who_has_said_bye_does_not_wait_for_a_scheduler_that_only_had_to_read_it
     for _ in range(3):
         with mortal_schedulers([(4, "untold")], num_servers=2, timeout_s=20) as job:
             asyncio.run(play(job, []))
+
+
+class Cut(Player):
+    """Of a job of which worker 0 does not reach server 1."""
+
+    async def _work(self, program):
+        if self.member.node.rank == 0:
+            self.member.send({"kind": "server_lost", "rank": 1})
+        await self._hear("server_departed")
+        self.member.send({"kind": "bye"})
+
+    async def _serve(self):
+        if self.member.node.rank == 1:
+            with pytest.raises(RendezvousError, match="worker 0 .* has lost its connection to it"):
+                await self._hear("stop")
+            return
+        self.member.send({"kind": "inherited", "rank": (await self._hear("inherit"))["rank"]})
+        await super()._serve()
+
+
+@pytest.mark.parametrize("how", ["unwritten", "untold"])
+def test_that_a_server_is_not_reached_the_next_scheduler_heeds(how):
+    async def played(job):
+        players = [Cut(job, role, rank) for role in ("worker", "server") for rank in range(2)]
+        await asyncio.gather(*(player.play([]) for player in players))
+
+    with mortal_schedulers([(1, how)], num_servers=2, timeout_s=10, on_server_loss="continue") as job:
+        asyncio.run(played(job))
 
 
 class Frozen(Player):

@@ -1,0 +1,153 @@
+"""P3_ON_SERVER_LOSS=continue: the scheduler against members that the test plays itself, when a server is lost."""
+
+import asyncio
+import contextlib
+import json
+import os
+from dataclasses import replace
+
+import pytest
+
+from p3.cluster import scheduler
+from p3.cluster.journal import Journal
+from p3.cluster.member import Member
+from p3.cluster.node import Node, listen
+from p3.cluster.scheduler import Scheduler
+from p3.errors import RendezvousError
+from p3.settings import Settings
+
+SETTINGS = Settings(root_host="127.0.0.1", num_workers=2, num_servers=3, max_workers=3, secret="0123456789abcdef",
+                    rendezvous_timeout_s=10, timeout_s=20, on_worker_loss="continue", on_server_loss="continue",
+                    node_host="127.0.0.1")  # fmt: skip
+MARK = {"kind": "barrier", "number": 1, "mark": {"round": 7, "problem": ""}}
+
+
+class Job:
+    """That runs, with `workers` and `servers`, all in this event loop."""
+
+    def __init__(self, journal=None):
+        listener = listen("127.0.0.1")
+        self.settings = replace(SETTINGS, root_port=listener.getsockname()[1])
+        self.scheduler = Scheduler(self.settings, listener, journal=journal)
+        self.ending = asyncio.ensure_future(self.scheduler.run())
+        self.watches = []
+
+    async def start(self):
+        roles = ["worker"] * 2 + ["server"] * 3
+        joining = [Member.join(replace(self.settings, role=role)) for role in roles]
+        members = await asyncio.gather(*joining)
+        members.sort(key=lambda one: one.node)
+        self.servers, self.workers = members[:3], members[3:]
+        self.watches += [await one.open_watch() for one in members]
+        await asyncio.gather(*(one.start() for one in members))
+
+    async def let_one_in(self):
+        """It is on trial then."""
+        wants = replace(self.settings, role="worker", join_s=20.0, num_workers=None, num_servers=None, max_workers=None)
+        joining = asyncio.ensure_future(Member.join(wants))
+        while not self.scheduler._entrances._entrants.waiting:
+            await asyncio.sleep(0.01)
+        for one in self.workers:
+            one.send(MARK)
+        for one in self.servers:
+            admit = await heard(one, "admit")
+            one.send({"kind": "admitted", "rank": admit["rank"], "problem": ""})
+        entrant = await joining
+        self.watches.append(await entrant.open_watch())
+        await entrant.start()
+        for one in self.workers:
+            assert (await heard(one, "barrier_done"))["entered"] == [2]
+        await heard(entrant, "caught_up")
+        return entrant
+
+
+async def heard(member, kind):
+    """Its next message of that kind."""
+    while True:
+        message = await member.receive()
+        if message["kind"] == kind:
+            return message
+
+
+def play(test):
+    async def main():
+        job = Job()
+        try:
+            await job.start()
+            await asyncio.wait_for(test(job), 20)
+            assert not job.ending.done()
+        finally:
+            job.ending.cancel()
+            await asyncio.gather(job.ending, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_one_that_is_on_trial_when_a_server_is_lost_departs_and_hears_of_no_heir():
+    async def test(job):
+        entrant = await job.let_one_in()
+        job.servers[1].abort()
+        with pytest.raises(RendezvousError, match="a server was lost before its first call of members"):
+            while True:
+                assert (await entrant.receive())["kind"] != "server_departed"
+        assert (await heard(job.servers[2], "inherit"))["rank"] == 1
+        job.servers[2].send({"kind": "inherited", "rank": 1})
+        for one in job.workers:
+            told = {(await job_news(one)) for _ in range(2)}
+            assert told == {("server_departed", 1), ("departed", 2)}
+
+    async def job_news(member):
+        while True:
+            message = await member.receive()
+            if message["kind"].endswith("departed"):
+                return message["kind"], message["rank"]
+
+    play(test)
+
+
+def test_a_loss_that_one_on_trial_speaks_of_costs_no_server():
+    async def test(job):
+        entrant = await job.let_one_in()
+        entrant.send({"kind": "server_lost", "rank": 1})
+        with pytest.raises(RendezvousError, match=r"worker 2 .* lost its connection to server 1 .* while it joined"):
+            await heard(entrant, "server_departed")
+        for one in job.servers:
+            assert (await heard(one, "departed"))["rank"] == 2
+
+    play(test)
+
+
+def test_a_successor_reports_each_of_several_servers_that_are_lost():
+    async def first(journal):
+        job = Job(journal)
+        await job.start()
+        job.ending.cancel()
+        await asyncio.gather(job.ending, return_exceptions=True)
+        for one in [*job.workers, *job.servers]:
+            one.abort()
+
+    async def second(journal, write):
+        settings = replace(SETTINGS, timeout_s=0.5)
+        running = asyncio.ensure_future(Scheduler(settings, listen("127.0.0.1"), write, journal=journal).run())
+        await asyncio.sleep(0)  # in which it takes over
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    descriptor, (read, write) = Journal.make(), os.pipe()
+    with contextlib.ExitStack() as at_end:
+        for each in (descriptor, read):
+            at_end.callback(os.close, each)
+        journal = Journal(descriptor)
+        asyncio.run(first(journal))
+        for rank in (0, 2):
+            journal.add(Node("server", rank, "127.0.0.1"), {"kind": "server_departed"})
+        asyncio.run(second(Journal(descriptor), write))
+        os.close(write)
+        reported = [json.loads(line) for line in os.read(read, 1 << 16).splitlines()]
+    assert [one["server"] for one in reported if one["state"] == "server_departed"] == [0, 2], reported
+
+
+def test_one_server_has_no_heir_whoever_starts_the_scheduler(capsys):
+    settings = replace(SETTINGS, root_port=1, num_servers=1, max_workers=None, rendezvous_timeout_s=0.5)
+    assert scheduler.main(settings) == 1
+    assert "p3: --on-server-loss continue needs another server that can take over" in capsys.readouterr().err
