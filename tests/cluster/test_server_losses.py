@@ -117,10 +117,14 @@ def test_a_loss_that_one_on_trial_speaks_of_costs_no_server():
     play(test)
 
 
-def test_a_successor_reports_each_of_several_servers_that_are_lost():
+def reports_of_a_successor(lost, entrant=False):
+    """Of a scheduler that dies with those servers lost, and perhaps one on trial."""
+
     async def first(journal):
         job = Job(journal)
         await job.start()
+        if entrant:
+            (await job.let_one_in()).abort()
         job.ending.cancel()
         await asyncio.gather(job.ending, return_exceptions=True)
         for one in [*job.workers, *job.servers]:
@@ -139,11 +143,21 @@ def test_a_successor_reports_each_of_several_servers_that_are_lost():
             at_end.callback(os.close, each)
         journal = Journal(descriptor)
         asyncio.run(first(journal))
-        for rank in (0, 2):
+        for rank in lost:
             journal.add(Node("server", rank, "127.0.0.1"), {"kind": "server_departed"})
         asyncio.run(second(Journal(descriptor), write))
         os.close(write)
-        reported = [json.loads(line) for line in os.read(read, 1 << 16).splitlines()]
+        return [json.loads(line) for line in os.read(read, 1 << 16).splitlines()]
+
+
+def test_a_successor_expels_who_was_on_trial():
+    reported = reports_of_a_successor([1], entrant=True)
+    assert [one["rank"] for one in reported if one["state"] == "expelled"] == [2], reported
+    assert not [one for one in reports_of_a_successor([], entrant=True) if one["state"] == "expelled"]
+
+
+def test_a_successor_reports_each_of_several_servers_that_are_lost():
+    reported = reports_of_a_successor([0, 2])
     assert [one["server"] for one in reported if one["state"] == "server_departed"] == [0, 2], reported
 
 
