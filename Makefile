@@ -56,7 +56,8 @@ test-python: $(VENV)/installed
 	$(PYTEST)
 
 test-torch: $(VENV)/with-torch
-	$(PYTEST) tests/torch
+	$(PYTEST) tests/torch tests/measure/outages $(addprefix tests/measure/micro/test_,memory.py step_cost.py what_if.py)
+	$(PYTEST) -k pytorch tests/cluster/test_losing_servers.py
 
 test-ray: $(RAY_VENV)/ready
 	PYTHONPATH=$(CURDIR) $(RAY_VENV)/bin/python -m pytest tests/launch/test_ray.py tests/launch/test_ray_train.py
