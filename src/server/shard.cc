@@ -195,11 +195,6 @@ void Shard::take_over(const Claims& its) {
     inits_[static_cast<size_t>(worker)] = its.inits_of_worker(worker);
 }
 
-void Shard::claim_norm(uint64_t round, const NormPart& part) {
-  const StoreNorm::Waiting waiting = key.norm->claim(norm_place_, round, part);
-  if (waiting.shard != nullptr) host_.resume(*waiting.shard, waiting.urgency);
-}
-
 void Shard::report_norm(uint64_t round, const NormPart& part) {
   const StoreNorm::Waiting waiting = key.norm->report(norm_place_, round, part);
   if (waiting.shard != nullptr) host_.resume(*waiting.shard, waiting.urgency);

@@ -148,10 +148,8 @@ class Shard {
   void acknowledge(const Task& task, Reply& reply) const;
   Header header_of(FrameKind kind, Encoding encoding, uint64_t round, int32_t priority) const;
 
-  // Of a key that reports_norm(): of what this shard has summed in that round, once in each.
+  // Of a key that reports_norm(): of what this shard, or the one that it is the heir of, has summed in that round.
   void report_norm(uint64_t round, const NormPart& part);
-  // The same, of what the lost server had summed that this one inherits from.
-  void claim_norm(uint64_t round, const NormPart& part);
   void make_state(const Optimizer& optimizer);
   void drop_state();
   // Which part `master_` is, with that optimizer or none: kMaster, kLeftOut, or 0 if there is no such array.

@@ -42,16 +42,18 @@ class StoreNorm {
     return has_begun_;
   }
 
-  // What the shard at that place has summed in that round. Who is to go on, as it was the last one.
+  // What the shard at that place has summed in that round, or a lost server whose shard it was. Who is to go on, as it was
+  // the last one.
   Waiting report(size_t place, uint64_t round, const NormPart& part) {
     MutexLock lock(mutex_);
     has_begun_ = true;
+    // One that is inherited may be told already of what is summed again, as the norm overtakes values.
+    if (is_inherited_ && !is_open_ && round <= told_) return {};
     parts_[place] = part;
     rounds_[place] = round;
-    // One that is inherited may be told already of what is summed again, as the norm overtakes values.
-    if (is_open_ || (is_inherited_ && round <= told_)) return {};
+    if (is_open_) return {};
     ++reported_;
-    return next_if_complete();
+    return reported_ < parts_.size() ? Waiting() : std::exchange(waiting_, {});
   }
 
   // Of a server that this one inherits from, before any report: which round is to be told, go_on_behind() says.
@@ -66,17 +68,6 @@ class StoreNorm {
     is_open_ = false;
     told_ = round;
     reported_ = static_cast<size_t>(std::count(rounds_.begin(), rounds_.end(), told_ + 1));
-  }
-  // As report(), of what the lost server had summed in that round, whether its norm was told or not.
-  Waiting claim(size_t place, uint64_t round, const NormPart& part) {
-    MutexLock lock(mutex_);
-    has_begun_ = true;
-    if (!is_open_ && round != told_ + 1) return {};
-    parts_[place] = part;
-    rounds_[place] = round;
-    if (is_open_) return {};
-    ++reported_;
-    return next_if_complete();
   }
 
   // False: some have not reported, and the last one's report() returns `who`.
@@ -97,10 +88,6 @@ class StoreNorm {
   }
 
  private:
-  Waiting next_if_complete() P3_REQUIRES(mutex_) {
-    return reported_ < parts_.size() ? Waiting() : std::exchange(waiting_, {});
-  }
-
   Mutex mutex_;
   std::vector<NormPart> parts_ P3_GUARDED_BY(mutex_);   // by place
   std::vector<uint64_t> rounds_ P3_GUARDED_BY(mutex_);  // of these

@@ -84,11 +84,7 @@ struct HeirsJob {
     if (!value.empty()) std::memcpy(value.data(), peer(worker).payload.data(), value.size() * sizeof(T));
     return value;
   }
-  std::string failure() {
-    EXPECT_TRUE(wait_readable(server.event_fd()));
-    const auto error = server.error();
-    return error ? error->what() : "";
-  }
+  std::string failure() { return failure_of(server); }
 
   std::vector<RawPeer> workers;
   const std::unique_ptr<Server> owned;

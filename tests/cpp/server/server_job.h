@@ -36,6 +36,13 @@ inline int any_free(const std::vector<bool>& waits, std::mt19937& random) {
   return free.empty() ? -1 : free[random() % free.size()];
 }
 
+// Why it has failed; waits for that.
+inline std::string failure_of(Server& server) {
+  EXPECT_TRUE(wait_readable(server.event_fd()));
+  const auto error = server.error();
+  return error ? error->what() : "";
+}
+
 // One server; the workers are played by the test.
 struct Job {
   // `empty`: so many places behind those of the workers.
@@ -133,11 +140,7 @@ struct Job {
     return eventually([&] { return server.counters().rounds >= rounds; });
   }
 
-  std::string failure() {
-    EXPECT_TRUE(wait_readable(server.event_fd()));
-    const auto error = server.error();
-    return error ? error->what() : "";
-  }
+  std::string failure() { return failure_of(server); }
 
   std::vector<RawPeer> workers;
   const std::unique_ptr<Server> owned;

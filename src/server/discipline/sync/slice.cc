@@ -91,7 +91,7 @@ void ServerSlice::take_over(const Claims& its) {
   const Header& best = its.best();
   has_new_value_ = best.part == static_cast<uint8_t>(Claimed::kValue);
   is_sum_of_cut_round_ = best.part == static_cast<uint8_t>(Claimed::kSumOfNothing);
-  if (key.reports_norm() && best.round > 0) claim_norm(best.round, norm_of_sum());
+  if (key.reports_norm() && best.round > 0) report_norm(best.round, norm_of_sum());
 }
 
 void ServerSlice::answer_again(int worker, Reply& reply) {
