@@ -21,6 +21,7 @@ seconds of a step; and the pauses: by how much the longest step from one death t
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import random
@@ -63,6 +64,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=given.number(0, 1 << 30, int), default=1, help="default 1")
     parser.add_argument("--plot", metavar="FILE")
     options = parser.parse_args(arguments)
+    if importlib.util.find_spec("torch") is None:
+        parser.error("all ways need PyTorch: pip install torch")
     told = [WAYS["undisturbed"]]
     for name in options.ways:
         reason = WAYS[name].lacks()
@@ -110,7 +113,7 @@ def _train(way: Way, options) -> Story:
         try:
             processes = way.start(Job(lab, folder, mark, training))
             deadline = time.monotonic() + _PATIENCE_S
-            _wait(lambda: len({one.rank for one in _lines(folder)}) == options.hosts, processes, deadline)
+            _wait(lambda: len({one.rank for one in _lines(folder, last=1)}) == options.hosts, processes, deadline)
             begin = time.monotonic()
             for number, moment in enumerate(moments):
                 if _wait(lambda moment=moment: time.monotonic() >= begin + moment, processes, deadline):
@@ -155,16 +158,17 @@ def _kill(way: Way, role: str, mark: str, rng: random.Random) -> str:
     return f"worker {rank}"
 
 
-def _lines(folder: Path) -> List[Line]:
+def _lines(folder: Path, last: int = 0) -> List[Line]:
+    """In the order of their times. `last`: only so many of each worker's."""
     found: List[Line] = []
     for path in folder.glob("worker-*.jsonl"):
-        lines = path.read_text().splitlines(keepends=True)
-        found += [Line(**json.loads(line)) for line in lines if line.endswith("\n")]
+        whole = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        found += [Line(**json.loads(line)) for line in whole[-last:]]
     return sorted(found)
 
 
 def _last_step(folder: Path) -> int:
-    return max((one.step for one in _lines(folder)), default=-1)
+    return max((one.step for one in _lines(folder, last=1)), default=-1)
 
 
 def _end(processes, mark: str) -> None:

@@ -14,7 +14,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
 
 from p3.measure.chaos import lab_ssh, strike
 from p3.measure.lab.hosts import Host
-from p3.measure.outages.worker import SAVE_EVERY
+from p3.measure.outages import SAVE_EVERY
 
 _ALWAYS = "1000"  # restarts: more than there are deaths
 _RENDEZVOUS_PORT, _LIGHTHOUSE_PORT = 29400, 29510

@@ -15,9 +15,9 @@ from typing import Callable
 
 import torch
 
+from p3.measure.outages import MARK_EVERY, SAVE_EVERY
+
 LAYERS = 16
-MARK_EVERY = 5  # steps between two at which others may join
-SAVE_EVERY = 20  # and between two at which all is saved, where a death starts everything again
 _TIMEOUT = timedelta(seconds=5)  # of torchft's Gloo, as in its own example
 
 Told = Callable[[int, int], None]  # step that is done, workers that took part

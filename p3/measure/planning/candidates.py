@@ -75,15 +75,13 @@ def _but(shares: Sequence[int], server: int) -> List[int]:
 
 
 def by_number(strategy: Strategy, model: Model) -> Strategy:
-    return strategy._replace(keys=_renamed(strategy, {one.name: str(number) for number, one in _numbered(model)}))
+    names = {one.name: str(number) for number, one in enumerate(model.tensors)}
+    return strategy._replace(keys=_renamed(strategy, names))
 
 
 def by_name(strategy: Strategy, model: Model) -> Strategy:
-    return strategy._replace(keys=_renamed(strategy, {str(number): one.name for number, one in _numbered(model)}))
-
-
-def _numbered(model: Model):
-    return enumerate(model.tensors)
+    names = {str(number): one.name for number, one in enumerate(model.tensors)}
+    return strategy._replace(keys=_renamed(strategy, names))
 
 
 def _renamed(strategy: Strategy, names: Mapping[str, str]) -> Dict[str, Cut]:
