@@ -346,8 +346,7 @@ class Scheduler:
             self._entrances.on_admitted(entry.node, message)
         elif kind == "bye" and entry.node.role == "server":
             entry.left = True
-            if all(other.left for other in self._roster.entries):
-                self._end.set_result(None)
+            self._end_behind_the_last()
         else:
             self._tell(self._agreement.receive(entry.node, message))
             entry.left = kind == "bye"
@@ -403,10 +402,14 @@ class Scheduler:
 
     def _decide(self, node: Node, decision: dict) -> None:
         """About a process that enters; written down before anything follows from it."""
-        if self._journal is not None:
-            self._journal.add(node, decision)
-            self._look_at_journal()
+        self._write_down(node, decision)
         self._entrances.apply(node, decision)
+
+    def _write_down(self, node: Node, message: dict) -> None:
+        """Before anything follows from it."""
+        if self._journal is not None:
+            self._journal.add(node, message)
+            self._look_at_journal()
 
     def _note(self, entry: Entry, message: dict) -> None:
         """For a scheduler that may take this one's place, before anything follows from the message."""
@@ -415,8 +418,7 @@ class Scheduler:
         entry.noted += 1
         if self._is_replaying:
             return
-        self._journal.add(entry.node, message)
-        self._look_at_journal()
+        self._write_down(entry.node, message)
         if entry.noted % _NOTED_EVERY == 0 or message["kind"] == "bye":
             entry.tell({"kind": "noted", "count": entry.noted})
 
@@ -570,9 +572,7 @@ class Scheduler:
         if self._end.done():
             return
         departed = {"kind": "departed", "rank": entry.node.rank}
-        if self._journal is not None:
-            self._journal.add(entry.node, departed)
-            self._look_at_journal()
+        self._write_down(entry.node, departed)
         self._let_go(entry, departed, text)
 
     def _let_go(self, entry: Entry, departed: dict, text: str) -> None:
@@ -629,9 +629,7 @@ class Scheduler:
     def _depart_server(self, entry: Entry, text: str) -> None:
         if self._end.done():
             return
-        if self._journal is not None:
-            self._journal.add(entry.node, {"kind": "server_departed"})
-            self._look_at_journal()
+        self._write_down(entry.node, {"kind": "server_departed"})
         self._let_server_go(entry, text)
 
     def _let_server_go(self, entry: Entry, text: str) -> None:
@@ -646,6 +644,9 @@ class Scheduler:
         self._report({"state": "server_departed", "server": entry.node.rank})
         self._entrances.close(entry.node)
         self._tell(told)
+        self._end_behind_the_last()
+
+    def _end_behind_the_last(self) -> None:
         if all(other.left for other in self._roster.entries):
             self._end.set_result(None)
 
