@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import sys
 import time
 
@@ -103,6 +104,14 @@ def scheduler_of(run):
             if b"--journal-fd" in file.read():
                 return int(child)
     return None
+
+
+def kill_scheduler(run):
+    """And waits for another one."""
+    wait_until(lambda: scheduler_of(run) is not None, 20)
+    scheduler = scheduler_of(run)
+    os.kill(scheduler, signal.SIGKILL)
+    wait_until(lambda: scheduler_of(run) not in (None, scheduler), 20)
 
 
 def digests(text):

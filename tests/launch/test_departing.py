@@ -9,9 +9,9 @@ import sys
 
 import numpy as np
 import pytest
-from launched_jobs import children, node_of, scheduler_of
+from launched_jobs import children, kill_scheduler, node_of, scheduler_of
 from plugin_jobs import SCRIPTS
-from processes import Process, clean_environment, wait_until, write_script
+from processes import Process, clean_environment, write_script
 
 STEPS = 20
 
@@ -185,9 +185,7 @@ def test_the_next_scheduler_knows_who_has_departed(tmp_path, processes):
     argv = [sys.executable, "-m", "p3", "top", "--once", "--pid", str(run.popen.pid)]
     processes.append(Process(argv, clean_environment(), tmp_path))
     assert "1 (lost)" in processes[-1].wait(30).out
-    scheduler = scheduler_of(run)
-    os.kill(scheduler, signal.SIGKILL)
-    wait_until(lambda: scheduler_of(run) not in (None, scheduler), "another scheduler")
+    kill_scheduler(run)
     ended = run.wait(100)
     require_right(ended._replace(out=said + ended.out), 3, [(1, 5, 0)], steps=400)
     assert "all nodes have come back" in said + ended.out

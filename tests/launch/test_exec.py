@@ -120,17 +120,22 @@ def test_a_worker_that_is_killed_is_left_behind_if_the_job_goes_on_without(proce
     assert (number, len(digests)) == (2, 1), out
 
 
+def what_all_said(started, folder):
+    """At their end, of workers who went on without a server and have the same weights."""
+    for process in started:
+        process.signal(signal.SIGTERM)  # to the script, which then takes steps and a barrier and ends
+    codes, out, err = ends(started, folder)
+    assert codes == [0] * SIZE, err
+    number, digests, _ = jobs.digests(out)
+    assert (number, len(digests)) == (SIZE, 1), out
+    return err
+
+
 def test_a_server_that_is_killed_is_left_behind_if_the_job_goes_on_without(processes, tmp_path):
     started = start(processes, tmp_path, "patient", P3_ON_SERVER_LOSS="continue")
     jobs.workers(tmp_path, SIZE)
     os.kill(jobs.node_of(started[2].popen.pid, "server"), signal.SIGKILL)
-    for process in started:
-        process.signal(signal.SIGTERM)  # to the script, which then takes steps and a barrier and ends
-    codes, out, err = ends(started, tmp_path)
-    assert codes == [0] * SIZE, err
-    assert err.count("ended with signal SIGKILL; the job goes on without it") == 1
-    number, digests, _ = jobs.digests(out)
-    assert (number, len(digests)) == (SIZE, 1), out
+    assert what_all_said(started, tmp_path).count("ended with signal SIGKILL; the job goes on without it") == 1
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -138,13 +143,8 @@ def test_so_is_one_that_freezes_and_it_is_ended_behind_the_job(processes, tmp_pa
     started = start(processes, tmp_path, "patient", P3_ON_SERVER_LOSS="continue", P3_TIMEOUT_S="3")
     jobs.workers(tmp_path, SIZE)
     os.kill(jobs.node_of(started[rank].popen.pid, "server"), signal.SIGSTOP)
-    for process in started:
-        process.signal(signal.SIGTERM)  # to the script, which then takes steps and a barrier and ends
-    codes, out, err = ends(started, tmp_path)
-    assert codes == [0] * SIZE, err
+    err = what_all_said(started, tmp_path)
     assert err.count("which did not end by itself; the job went on without it") == 1, err
-    number, digests, _ = jobs.digests(out)
-    assert (number, len(digests)) == (SIZE, 1), out
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -157,12 +157,7 @@ def test_so_is_one_that_wakes_up_again_and_ends_by_itself(processes, tmp_path, r
         pass
     os.kill(server, signal.SIGCONT)
     jobs.wait_until(lambda: server not in jobs.living(tmp_path), 15)
-    for process in started:
-        process.signal(signal.SIGTERM)
-    codes, out, err = ends(started, tmp_path)
-    assert codes == [0] * SIZE, err
-    number, digests, _ = jobs.digests(out)
-    assert (number, len(digests)) == (SIZE, 1), out
+    what_all_said(started, tmp_path)
 
 
 def test_workers_that_do_not_notice_the_end_of_the_job_are_ended(processes, tmp_path):

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 from joined_jobs import join, p3, require_right, start
-from launched_jobs import scheduler_of
+from launched_jobs import kill_scheduler
 from node_jobs import all_ended, assert_every_process_says
 from plugin_jobs import SCRIPTS
-from processes import SECRET, wait_until
+from processes import SECRET
 
 
 def grown(ended, *came):
@@ -77,9 +77,7 @@ def test_the_next_scheduler_knows_the_place_that_none_had_had(tmp_path, processe
         (tmp_path / "go-10").touch()
         came += joining.read_until("has what it was given") if when == "trial" else ""
         said += run.read_until("worker 0 step 14:") if when == "trains" else ""
-    scheduler = scheduler_of(run)
-    os.kill(scheduler, signal.SIGKILL)
-    wait_until(lambda: scheduler_of(run) not in (None, scheduler), "another scheduler")
+    kill_scheduler(run)
     said += run.read_until("waits to join the job" if when == "waits" else "all nodes have come back")
     for step in (10, 15):
         (tmp_path / ("go-%d" % step)).touch()

@@ -9,8 +9,7 @@ import sys
 
 import pytest
 from joined_jobs import MANY, command, join, p3, require_right, start, worker
-from launched_jobs import scheduler_of
-from processes import wait_until
+from launched_jobs import kill_scheduler
 
 @pytest.mark.parametrize("env", [{}, {"P3_TLS": "1"}, {"P3_SERVER_THREADS": "2", "P3_LOCAL": "tcp"}])
 def test_two_join_at_once_and_the_weights_are_those_of_means_over_who_is_there(tmp_path, processes, env):
@@ -72,9 +71,7 @@ def test_the_next_scheduler_lets_one_join_or_knows_that_it_has(tmp_path, process
     if when == "trains":
         (tmp_path / "go-10").touch()
         said += run.read_until("worker 0 step 14:")
-    scheduler = scheduler_of(run)
-    os.kill(scheduler, signal.SIGKILL)
-    wait_until(lambda: scheduler_of(run) not in (None, scheduler), "another scheduler")
+    kill_scheduler(run)
     said += run.read_until("waits to join the job" if when == "waits" else "all nodes have come back")
     for step in (10, 15):
         (tmp_path / ("go-%d" % step)).touch()
@@ -194,9 +191,8 @@ def test_the_next_scheduler_takes_no_loss_for_that_of_who_has_joined_since(tmp_p
     said = run.read_until("waits to join the job")
     (tmp_path / "go-5").touch()
     said += run.read_until("worker 0 step 14:")
-    scheduler, joined = scheduler_of(run), worker(run, 1)
-    os.kill(scheduler, signal.SIGKILL)
-    wait_until(lambda: scheduler_of(run) not in (None, scheduler), "another scheduler")
+    joined = worker(run, 1)
+    kill_scheduler(run)
     said += run.read_until("all nodes have come back")
     assert worker(run, 1) == joined
     (tmp_path / "go-15").touch()

@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from launched_jobs import children, scheduler_of, workers
+from launched_jobs import children, kill_scheduler, scheduler_of, workers
 from plugin_jobs import SCRIPTS
 from processes import Process, clean_environment, wait_until, write_script
 
@@ -21,13 +21,6 @@ def p3_run(folder, processes, *options, command=JOB, **env):
     argv = [sys.executable, "-m", "p3", "run", "-n", "2", "-s", "2", *options, *command]
     processes.append(Process(argv, clean_environment(**env), folder))
     return processes[-1]
-
-
-def kill_scheduler(run):
-    wait_until(lambda: scheduler_of(run) is not None, "the scheduler")
-    pid = scheduler_of(run)
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: scheduler_of(run) not in (None, pid), "another scheduler")
 
 
 def until_step(run, step):
