@@ -221,7 +221,8 @@ def verdict(options: Namespace) -> List[Configuration]:
     """As many strategies for each model and kind of links."""
     _need_rate(options)
     from p3.measure.planning import BUDGET_S
-    from p3.measure.planning.candidates import by_number, candidates
+    from p3.measure.planning.candidates import candidates
+    from p3.measure.planning.names import by_number
     from p3.measure.planning.search import Search
     from p3.measure.simulate.predict import predict
 

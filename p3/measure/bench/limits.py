@@ -7,16 +7,17 @@ from typing import Optional
 from p3.measure.bench.configuration import Configuration
 from p3.measure.compressions import Compression
 from p3.measure.jobs.stores import Store
+from p3.measure.planning.names import of_run
 from p3.measure.replay import bound, models
-from p3.plan import strategy
 
 
 def goal(configuration: Configuration, compression: Optional[Compression] = None) -> Optional[bound.Bound]:
     """No store can be faster that compresses in that way. None where that cannot be computed."""
     if not _is_emulated(configuration) or configuration.rate_mbit is None or not _has_formula(compression):
         return None
+    model = models.load(configuration.model, configuration.size)
     return bound.bound(
-        models.load(configuration.model, configuration.size),
+        model,
         configuration.compute_s,
         _cluster(configuration),
         configuration.slice_elements,
@@ -24,7 +25,7 @@ def goal(configuration: Configuration, compression: Optional[Compression] = None
         release=configuration.release,
         compression=compression,
         clips=configuration.clip is not None,
-        strategy=strategy.parse(configuration.strategy_text) if configuration.strategy_text else strategy.Strategy(),
+        strategy=of_run(configuration.strategy_text, model),
     )
 
 

@@ -4,7 +4,7 @@ plan`, and such as chance makes. The same ones each time."""
 from __future__ import annotations
 
 import random
-from typing import Dict, Iterator, List, Mapping, Sequence, Tuple
+from typing import Dict, Iterator, List, Sequence, Tuple
 
 from p3.measure.planning import builders
 from p3.measure.planning.search import SLICES, Tried
@@ -69,20 +69,3 @@ def _by_chance(setting: Setting) -> Iterator[Tuple[str, Strategy]]:
 def _but(shares: Sequence[int], server: int) -> List[int]:
     """The others' alike."""
     return [0 if number == server else 1 for number in range(len(shares))]
-
-
-# The replay's keys in MXNet's stores are numbers, in forward order.
-
-
-def by_number(strategy: Strategy, model: Model) -> Strategy:
-    names = {one.name: str(number) for number, one in enumerate(model.tensors)}
-    return strategy._replace(keys=_renamed(strategy, names))
-
-
-def by_name(strategy: Strategy, model: Model) -> Strategy:
-    names = {str(number): one.name for number, one in enumerate(model.tensors)}
-    return strategy._replace(keys=_renamed(strategy, names))
-
-
-def _renamed(strategy: Strategy, names: Mapping[str, str]) -> Dict[str, Cut]:
-    return {names[name]: cut for name, cut in strategy.keys.items()}

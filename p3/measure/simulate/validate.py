@@ -14,14 +14,13 @@ from typing import Dict, Iterator, List, NamedTuple, Optional
 from p3.errors import ConfigError
 from p3.measure.bench import experiments
 from p3.measure.jobs import stores
-from p3.measure.planning.candidates import by_name
+from p3.measure.planning.names import of_run
 from p3.measure.replay import models
 from p3.measure.results import records, summaries
 from p3.measure.simulate import options as given
 from p3.measure.simulate import report
 from p3.measure.simulate.predict import predict
 from p3.measure.simulate.setting import Network, Setting, can_compress
-from p3.plan.strategy import parse
 
 
 _TOLD = ("model", "rate", "compute", "delay", "hosts", "slice", "release", "clip")
@@ -59,7 +58,7 @@ def compare(found: records.Results, options: argparse.Namespace) -> List[Compari
 
 
 def _planned(setting: Setting, text: Optional[str]) -> Setting:
-    return dataclasses.replace(setting, strategy=by_name(parse(text), setting.model)) if text else setting
+    return dataclasses.replace(setting, strategy=of_run(text, setting.model))
 
 
 def _is_known(store: stores.Store) -> bool:

@@ -24,11 +24,13 @@ from p3.measure.bench.paths import PATHS, Path
 from p3.measure.jobs import job as jobs
 from p3.measure.jobs import nic, stores
 from p3.measure.lab import hosts
+from p3.measure.planning.names import by_number
 from p3.measure.replay import bound, models
 from p3.measure.results import records as written
 from p3.measure.results import summaries
 from p3.measure.trainings import mxnet_convnet, resnets
 from p3.placement import PACKET_BYTES
+from p3.plan.strategy import Cut, Strategy
 
 TINY = ["--size", "0.01", "--iterations", "2", "--warmup", "1", "--repeats", "1"]
 EMULATED = [*TINY, "--models", "sockeye", "--rate", "400mbit"]
@@ -415,6 +417,15 @@ def test_late_gradients_have_a_bound_of_their_own_and_are_told(tmp_path):
     for store in ("p3_sync", "dist_sync", "p3_torch"):
         command = experiments.named("targets").computation.command(stores.STORES[store], late, course, 0)
         assert command[command.index("--release") + 1] == "end"
+
+
+def test_keys_that_a_strategy_puts_on_one_server_count_in_the_bound():
+    (plain,) = configurations("targets", "--models", "vgg19", "--regimes", "slow", "--hosts", "4")
+    model = models.load("vgg19")
+    by_name = Strategy(keys={tensor.name: Cut((0,)) for tensor in model.tensors})
+    alone = plain._replace(strategy="server 0 alone", strategy_text=by_number(by_name, model).text())
+    assert limits.goal(alone) == bound.bound(model, 4.0, bound.one_of_each(4, 200), "auto", strategy=by_name)
+    assert limits.goal(alone).seconds > 1.5 * limits.goal(plain).seconds
 
 
 def test_clipping_has_a_bound_of_its_own_is_told_to_the_workers_and_sets_records_apart():

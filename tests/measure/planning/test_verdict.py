@@ -2,6 +2,8 @@
 --judge` makes of results."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import lab_results as made
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p3 import cli
-from p3.measure.planning import builders, candidates
+from p3.measure.planning import builders, candidates, names
 from p3.measure.planning.search import Search
 from p3.measure.planning.verdict import Judged, verdict
 from p3.measure.replay import models
@@ -20,6 +22,7 @@ from p3.plan.strategy import Strategy, parse
 
 MODEL = models.load("vgg19", 0.005)
 SECONDS = st.floats(0.1, 10)
+MEASURED = Path(__file__).parents[3] / "docs" / "data" / "verdict.jsonl"
 
 
 def judged(*pairs):
@@ -60,7 +63,7 @@ def test_candidates_are_different_alike_each_time_and_the_planners_is_among_them
     assert len(set(texts)) == 40
     for one in several.values():  # all can be simulated, and none beats the bound but by a burst
         assert predict(dataclasses.replace(setting, strategy=one)).above_bound > -0.01
-        assert candidates.by_name(parse(candidates.by_number(one, MODEL).text()), MODEL)._replace(path="") == one
+        assert names.by_name(parse(names.by_number(one, MODEL).text()), MODEL)._replace(path="") == one
 
 
 def test_whole_keys_follow_the_shares(setting):
@@ -100,6 +103,17 @@ def test_a_table_judges_what_was_written_down_and_plan_judges_anew(setting, tmp_
     assert "Regret: 0.0% in the mean" in capsys.readouterr().out
     assert cli.main(["simulate", "--validate", str(tmp_path / "verdict.jsonl")]) == 0
     assert "mean error 0.0%, greatest 0.0%" in capsys.readouterr().out  # which takes the strategies, too
+
+
+def test_of_what_the_lab_measured_the_planner_chooses_well(capsys):
+    """docs/data/verdict.jsonl, by the simulator as it is now: the aims of docs/planning.md."""
+    assert cli.main(["plan", "--judge", str(MEASURED)]) == 0
+    found = re.search(
+        r"Regret: (\S+)% in the mean, (\S+)% at worst; .* Of (\d+) pairs more than 5% apart (\S+) are ranked right",
+        capsys.readouterr().out,
+    )
+    mean, worst, pairs, ranked_right = map(float, found.groups())
+    assert mean <= 3 and worst <= 8 and pairs > 2000 and ranked_right >= 0.95
 
 
 def test_results_without_strategies_are_refused(tmp_path, capsys):
