@@ -2,6 +2,7 @@
 
     sudo p3 bench deaths [--hosts 4] [--rate 200] [--model vgg19] [--compute 4.0] [--kills 5]
     sudo p3 bench deaths --kill worker [--how stop] [--seed 2]
+    sudo p3 bench deaths --kill server [--how stop] [--seed 2]
 
 A job of the replay (docs/replay.md) runs under `p3 run` on hosts of a lab, and now and then, at a random moment, a
 process of it dies.
@@ -14,8 +15,14 @@ With `--kill worker` it is one worker after the other, in every fifth iteration,
 under `--on-worker-loss continue`. Given are the iterations of who lives: those in which one was missed, which is from
 its loss until the scheduler let it go, with the next, which awaits what these have pushed; and the others. The pause of
 a loss is by how much the longest of the former exceeds the median of the latter since the loss before, on the worker
-where that is the most: with fewer workers, iterations are shorter. `--how stop` freezes workers instead, which then
-fall silent. All who are left must have the same weights.
+where that is the most: with fewer workers, iterations are shorter.
+
+With `--kill server` it is one server after the other, under `--on-server-loss continue`, until one is left. The pause
+of a loss is by how much the longest iteration in which a server was missed, or the one behind, exceeds the median of
+those that follow until the next loss: with fewer servers, iterations are longer.
+
+`--how stop` freezes workers or servers instead, which then fall silent. All workers who are left must have the same
+weights.
 
 Close other programs first.
 """
@@ -64,13 +71,17 @@ class _Kind(NamedTuple):
     share: float  # of an iteration, in which the moment is
     names: Tuple[str, str]  # of iterations in which nothing happens, and of the others
     absence: str
+    run: Tuple[str, ...] = ()  # options of `p3 run`
 
 
+_OF_OTHERS = ("with all who are left", "in which one was missed")
 _KINDS = {
     "scheduler": _Kind(3, False, "all nodes have come back", 0.5, ("with a scheduler", "without one for a while"),
                        "without one"),
-    "worker": _Kind(5, True, "The others go on without it", 1.0, ("with all who are left", "in which one was missed"),
-                    "in which one was missed"),
+    "worker": _Kind(5, True, "The others go on without it", 1.0, _OF_OTHERS, _OF_OTHERS[1],
+                    ("--on-worker-loss", "continue")),
+    "server": _Kind(5, True, "Another server takes over from it", 1.0, _OF_OTHERS, _OF_OTHERS[1],
+                    ("--on-server-loss", "continue")),
 }  # fmt: skip
 
 
@@ -78,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = given.parser("deaths", __doc__)
     parser.add_argument("--kill", choices=tuple(_KINDS), default="scheduler", help="(default %(default)s)")
     parser.add_argument("--how", choices=tuple(_SIGNALS), default="kill",
-                        help="with --kill worker: SIGKILL, or SIGSTOP (default %(default)s)")
+                        help="workers and servers: SIGKILL, or SIGSTOP (default %(default)s)")
     parser.add_argument("--hosts", type=given.number(1, 64, int), default=4, metavar="N", help="(default %(default)s)")
     parser.add_argument("--rate", type=float, default=200.0, metavar="MBIT", help="of each link (default %(default)g)")
     parser.add_argument("--model", choices=models.NAMES, default="vgg19", help="(default %(default)s)")
@@ -89,18 +100,18 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--store", choices=("p3_torch", "p3_sync"), default="p3_torch",
                         help="with PyTorch or MXNet (default %(default)s)")
     parser.add_argument("--kills", type=given.number(1, 1000, int), metavar="N",
-                        help="of schedulers (default 5), or of workers (default: all but one)")
+                        help="of schedulers (default 5), or of others (default: all but one)")
     parser.add_argument("--seed", type=given.number(0, 1 << 30, int), default=1, metavar="N",
-                        help="of the moments, and of the workers' order (default %(default)s)")
+                        help="of the moments, and of the order (default %(default)s)")
     options = parser.parse_args(arguments)
-    of_workers, kind = options.kill == "worker", _KINDS[options.kill]
+    come_back, kind = options.kill == "scheduler", _KINDS[options.kill]
     if options.kills is None:
-        options.kills = options.hosts - 1 if of_workers else 5
-    if of_workers and not 1 <= options.kills < options.hosts:
-        parser.error("one worker has to be left, and one to be lost: --kills %d, --hosts %d" % (
-            options.kills, options.hosts))  # fmt: skip
-    if options.how != "kill" and not of_workers:
-        parser.error(f"--how {options.how} is for --kill worker")
+        options.kills = 5 if come_back else options.hosts - 1
+    if not come_back and not 1 <= options.kills < options.hosts:
+        parser.error("one %s has to be left, and one to be lost: --kills %d, --hosts %d" % (
+            options.kill, options.kills, options.hosts))  # fmt: skip
+    if options.how != "kill" and come_back:
+        parser.error(f"--how {options.how} is for --kill worker and --kill server")
     with hosts.lab(1 + options.hosts, options.rate) as lab:
         iterations, deaths = measure(lab, options)
     absences = [death.span for death in deaths]
@@ -113,7 +124,7 @@ def main(arguments: Sequence[str]) -> int:
             what, len(seconds), statistics.median(seconds), min(seconds), max(seconds)
         ))  # fmt: skip
     gone = [end - begin for begin, end in absences]
-    if of_workers:
+    if not come_back:
         pauses = [_pause_s(death, deaths, iterations) for death in deaths]
         for death, pause_s, gone_s in zip(deaths, pauses, gone):
             print(f"{death.victim}: a pause of {pause_s:.3f} s, missed for {gone_s:.2f} s")
@@ -146,14 +157,17 @@ def _seconds(spans: Sequence[Span]) -> List[float]:
 
 def _pause_s(death: Death, deaths: Sequence[Death], iterations: Dict[int, List[Span]]) -> float:
     """Of the worker that it held up most. Who was dead by then has no iteration in it."""
-    absences = [one.span for one in deaths]
-    since = max((end for _, end in absences if end < death.span[0]), default=-math.inf)
+    absences, (begin, end) = [one.span for one in deaths], death.span
+    if death.victim.role == "worker":  # held against what was before
+        since, until = max((over for _, over in absences if over < begin), default=-math.inf), begin
+    else:  # what was behind
+        since, until = end, min((one for one, _ in absences if one > end), default=math.inf)
     pauses = []
     for spans in iterations.values():
         struck, _ = _told_apart(spans, [death.span], True)
-        before = [span for span in _told_apart(spans, absences, True)[1] if since < span[0] < death.span[0]]
+        usual = [span for span in _told_apart(spans, absences, True)[1] if since < span[0] < until]
         if struck:
-            pauses.append(max(_seconds(struck)) - statistics.median(_seconds(before)))
+            pauses.append(max(_seconds(struck)) - statistics.median(_seconds(usual)))
     return max(pauses)
 
 
@@ -162,9 +176,9 @@ def measure(lab: Sequence[hosts.Host], options) -> Tuple[Dict[int, List[Span]], 
     lab share. The first host is the scheduler's and `p3 run`'s alone."""
     kind, mark, rng = _KINDS[options.kill], uuid.uuid4().hex, random.Random(options.seed)
     victims, watched = [Victim("scheduler", 0)] * options.kills, [0]
-    if options.kill == "worker":
+    if options.kill != "scheduler":
         watched = rng.sample(range(options.hosts), options.hosts)
-        victims = [Victim("worker", rank) for rank in watched[: options.kills]]
+        victims = [Victim(options.kill, rank) for rank in watched[: options.kills]]
     count, last = kind.every * options.kills + 2, watched[-1]  # who lives longest
     with tempfile.TemporaryDirectory(prefix="p3-deaths-") as name:
         folder = Path(name)
@@ -210,8 +224,8 @@ def _start(lab: Sequence[hosts.Host], folder: Path, mark: str, count: int, optio
               str(folder / "worker{rank}.jsonl")]  # fmt: skip
     python, number = [sys.executable, "-m"], str(options.hosts)
     run = ["p3", "run", "-n", number, "-s", number, "--hostfile", str(folder / "hosts")]
+    run += _KINDS[options.kill].run
     if options.kill == "worker":
-        run += ["--on-worker-loss", "continue"]
         replay.append("--departing")
     command = lab[0].command(*python, *run, *python, "p3.replay", *replay)
     env = {**strike.environment(mark), **lab_ssh.environment(lab[0]), "P3_WATCH_S": "0"}

@@ -30,11 +30,12 @@ def test_iterations_go_on_while_there_is_no_scheduler(capsys):
 
 
 @needs_lab
-def test_workers_die_until_one_is_left(capsys):
-    out, counts = told(capsys, "--hosts", "3", "--kill", "worker")
-    assert "resnet50, 3 hosts: 2 workers were killed" in out
+@pytest.mark.parametrize("role", ["worker", "server"])
+def test_one_after_the_other_dies_until_one_is_left(role, capsys):
+    out, counts = told(capsys, "--hosts", "3", "--kill", role)
+    assert f"resnet50, 3 hosts: 2 {role}s were killed" in out
     found = [(int(rank), float(pause_s), float(missed_s)) for rank, pause_s, missed_s in re.findall(
-        r"^worker (\d): a pause of (-?\d\.\d+) s, missed for (\d\.\d+) s$", out, re.MULTILINE)]  # fmt: skip
+        rf"^{role} (\d): a pause of (-?\d\.\d+) s, missed for (\d\.\d+) s$", out, re.MULTILINE)]  # fmt: skip
     assert len({rank for rank, _, _ in found}) == 2 and all(0.2 < missed_s < 5 for _, _, missed_s in found), out
     greatest = max(pause_s for _, pause_s, _ in found)
     assert "greatest %.3f\n" % greatest in out and greatest < 5, out
@@ -54,7 +55,16 @@ def test_the_pause_is_that_of_who_waits_longest():
     assert [list(map(deaths._seconds, spans)) for spans in told] == [[[3, 6], [3, 3, 2, 2]], [[3], [3, 3, 6, 2, 2]]]
 
 
-@pytest.mark.parametrize("options", [["--kill", "worker", "--kills", "4"], ["--how", "stop"]])
+def test_the_pause_for_a_server_is_held_against_the_iterations_behind():
+    lengths = (3, 3, 6, 4, 4, 4, 7, 5, 5)
+    ends = [sum(lengths[:count]) for count in range(len(lengths) + 1)]
+    of = {0: list(zip(ends, ends[1:]))}
+    first, second = (deaths.Death(Victim("server", rank), span) for rank, span in ((1, (7, 8)), (0, (25, 26))))
+    assert [deaths._pause_s(one, [first, second], of) for one in (first, second)] == [2, 2]
+
+
+@pytest.mark.parametrize("options", [["--kill", "worker", "--kills", "4"], ["--kill", "server", "--kills", "4"],
+                                     ["--how", "stop"]])  # fmt: skip
 def test_what_cannot_be_is_refused(options, capsys):
     with pytest.raises(SystemExit) as caught:
         cli.main(["bench", "deaths", *options])
