@@ -1,5 +1,6 @@
 """docs/replicated-servers.md, explored: a server is lost at any point, and whatever may follow in any order. Each
-worker has the same sum of each round, made of one gradient of each of them, and nobody waits for ever."""
+worker has the same sum of each round, made of one gradient of each of them, has updated by the same sums and numbers,
+and nobody waits for ever."""
 
 import random
 
@@ -48,6 +49,7 @@ def wander(world, random):
         dict(workers=2, slices=1, rounds=2),
         dict(workers=1, slices=2, rounds=1),
         dict(workers=2, slices=1, rounds=1, worker_losses=1),
+        dict(workers=2, slices=1, rounds=2, ends_early=True),
     ],
     ids=str,
 )
@@ -62,6 +64,7 @@ def test_whenever_a_server_is_lost_all_have_the_same_sums(shape):
         dict(workers=3, slices=2, rounds=2),
         dict(workers=3, slices=2, rounds=2, worker_losses=1),
         dict(workers=4, slices=1, rounds=3, worker_losses=2),
+        dict(workers=3, slices=2, rounds=2, worker_losses=1, ends_early=True),
     ],
     ids=str,
 )
@@ -75,6 +78,6 @@ def test_the_explorer_finds(fault):
     """Within what the tests above do."""
     with pytest.raises(Wrong) as found:
         for seed in range(700):
-            for shape in (dict(slices=2), dict(workers=3, slices=2, worker_losses=1)):
+            for shape in (dict(slices=2), dict(workers=3, slices=2, worker_losses=1), dict(slices=2, ends_early=True)):
                 wander(World(rounds=2, **{"workers": 2, **shape}, faults=[fault]), random.Random(seed))
     print(found.value)

@@ -1,8 +1,10 @@
-"""A model of docs/replicated-servers.md, stage one: workers, the server that is lost, its heir. Pure Python, no bytes.
+"""A model of docs/replicated-servers.md: workers, the server that is lost, its heir. Pure Python, no bytes.
 
 A gradient is (worker, round), a sum a frozenset of these, the first value "first". So whether two sums have the same
-bits is whether they are equal, as sums are made in one order. A World can be copied, and tells what may happen next;
-whoever explores chooses. FAULTS are mistakes that an implementation might make, each of which the explorer has to find.
+bits is whether they are equal, as sums are made in one order. What a worker has updated, value and state, is the tuple
+of all that it has updated by: sums, and the numbers of their rounds, which are those of whoever has pushed. A World can
+be copied, and tells what may happen next; whoever explores chooses. FAULTS are mistakes that an implementation might
+make, each of which the explorer has to find.
 
 Of each worker and slice the frames on a connection come in order; those of different slices in any.
 """
@@ -20,6 +22,9 @@ FAULTS = (
     "pushes nothing again",
     "forgets a half",  # what had partly come has spoilt the gradient
     "answers the lost",  # and not one of those who are there
+    "claims no numbers",  # of a round, by which who has pushed nothing in it is to update
+    "goes by its own",  # numbers, though it has pushed nothing in that round
+    "updates by a half",  # as a sum comes, and not when it has come
 )
 
 
@@ -33,6 +38,8 @@ class Worker:
         self.server = "S"
         self.landed = [-1] * slices  # round; -1: no first value yet
         self.kept = [None] * slices
+        self.numbers = [None] * slices  # of the round of that
+        self.updated = [()] * slices
         self.begun = -1  # round, of all slices: one key
         self.spoilt = set()
 
@@ -41,7 +48,7 @@ class Server:
     """The part that both have of one slice."""
 
     def __init__(self, workers):
-        self.published, self.value = -1, None
+        self.published, self.value, self.numbers = -1, None, None
         self.next = [0] * workers  # round whose frame is due of each worker
         self.came = {}  # of the round in progress, by worker
         self.asked = set()  # for the first value
@@ -53,8 +60,11 @@ class Server:
 
 
 class World:
-    def __init__(self, workers=2, slices=1, rounds=2, server_losses=1, worker_losses=0, faults=()):
-        self.rounds, self.slices, self.faults = rounds, slices, frozenset(faults)
+    def __init__(
+        self, workers=2, slices=1, rounds=2, server_losses=1, worker_losses=0, faults=(), ends_early=False
+    ):  # fmt: skip
+        """`ends_early`: the last worker has no gradient in the last round."""
+        self.rounds, self.slices, self.faults, self.ends_early = rounds, slices, frozenset(faults), ends_early
         self.workers = [Worker(slices) for _ in range(workers)]
         self.at = {name: [Server(workers) for _ in range(slices)] for name in "SH"}
         self.server_losses, self.worker_losses = server_losses, worker_losses
@@ -63,7 +73,7 @@ class World:
         self.told = set()  # workers that have heard
         self.dropping = set()  # with "claims first": who has claimed, and not closed
         self.channels = {}  # (from, to, slice): deque of frames
-        self.seen = {}  # (slice, round): the value that a worker that is alive has, and who has it
+        self.seen = {}  # (slice, round): the value that a worker that is alive has, and what it has updated
         self.first = 0
 
     def clone(self):
@@ -71,6 +81,7 @@ class World:
         other.workers = [copy.copy(one) for one in self.workers]
         for one in other.workers:
             one.landed, one.kept, one.spoilt = list(one.landed), list(one.kept), set(one.spoilt)
+            one.numbers, one.updated = list(one.numbers), list(one.updated)
         other.at = {name: [copy.deepcopy(one) for one in slices] for name, slices in self.at.items()}
         other.told, other.dropping, other.seen = set(self.told), set(self.dropping), dict(self.seen)
         other.channels = {where: deque(frames) for where, frames in self.channels.items()}
@@ -79,11 +90,13 @@ class World:
     def key(self):
         """Equal for worlds in which the same may follow."""
         workers = tuple(
-            (w.alive, w.server, tuple(w.landed), tuple(w.kept), w.begun, frozenset(w.spoilt)) for w in self.workers
-        )
+            (w.alive, w.server, tuple(w.landed), tuple(w.kept), tuple(w.numbers), tuple(w.updated), w.begun,
+             frozenset(w.spoilt)) for w in self.workers
+        )  # fmt: skip
         servers = tuple(
-            (s.published, s.value, tuple(s.next), frozenset(s.came.items()), frozenset(s.asked), frozenset(s.gone),
-             None if s.claims is None else frozenset(s.claims.items()), frozenset(s.held.items()), frozenset(s.behind))
+            (s.published, s.value, s.numbers, tuple(s.next), frozenset(s.came.items()), frozenset(s.asked),
+             frozenset(s.gone), None if s.claims is None else frozenset(s.claims.items()),
+             frozenset(s.held.items()), frozenset(s.behind))
             for slices in self.at.values() for s in slices
         )  # fmt: skip
         channels = frozenset((where, tuple(frames)) for where, frames in self.channels.items() if frames)
@@ -155,6 +168,8 @@ class World:
             coming = self.channels.pop((name, rank, slice), None)
             if coming and "forgets a half" in self.faults:
                 self.workers[rank].spoilt.add(slice)
+            if coming and "updates by a half" in self.faults:
+                self.workers[rank].updated[slice] += ("half",)
             self.channels.pop((rank, name, slice), None)
 
     # A worker
@@ -168,13 +183,18 @@ class World:
     def _frame(self, rank, round, slice):
         if round == 0:
             return ("init", 0, "first" if rank == 0 else None)
+        if self._has_ended(rank, round):
+            return ("push", round, None)
         return ("push", round, (rank, "spoilt" if slice in self.workers[rank].spoilt else round))
+
+    def _has_ended(self, rank, round):
+        return self.ends_early and rank == len(self.workers) - 1 and round == self.rounds
 
     def _land(self, rank, sender, slice, frame):
         worker = self.workers[rank]
         if not worker.alive:
             return
-        round, value = frame
+        round, value, numbers = frame
         if worker.server != sender and rank not in self.dropping:
             raise Wrong("worker %d hears of a server that it has closed its connection to" % rank)
         if round != worker.begun or worker.landed[slice] == round:
@@ -184,18 +204,23 @@ class World:
         worker.landed[slice] = round
         worker.kept[slice] = value
         worker.spoilt.discard(slice)
+        goes_by_own = not self._has_ended(rank, round) or "goes by its own" in self.faults
+        worker.numbers[slice] = (rank if self._has_ended(rank, round) else "all", round) if goes_by_own else numbers
+        if value:  # else nobody has had a gradient
+            worker.updated[slice] += ((value, worker.numbers[slice]),)
         self._check(rank, slice, round, value)
 
     def _check(self, rank, slice, round, value):
-        known = self.seen.get((slice, round))
-        if known is not None and known != value:
-            raise Wrong("round %d of slice %d is %s and %s" % (round, slice, known, value))
-        self.seen[slice, round] = value
+        known, has = self.seen.get((slice, round)), (value, self.workers[rank].updated[slice])
+        if known is not None and known != has:
+            raise Wrong("round %d of slice %d is %s and %s" % (round, slice, known, has))
+        self.seen[slice, round] = has
         if round > 0:
             ranks = [worker for worker, _ in value]
             if any(which != round for _, which in value) or len(set(ranks)) != len(ranks):
                 raise Wrong("round %d is made of %s" % (round, sorted(value)))
-            if any(one.alive and other not in ranks for other, one in enumerate(self.workers)):
+            lacking = [other for other, one in enumerate(self.workers) if one.alive and other not in ranks]
+            if any(not self._has_ended(other, round) for other in lacking):
                 raise Wrong("round %d lacks somebody: %s" % (round, sorted(value)))
 
     def _hear(self, rank):
@@ -209,7 +234,8 @@ class World:
         worker.server = "H"
         for slice in range(self.slices):
             kept = None if "keeps no copy" in self.faults else worker.kept[slice]
-            self._send(rank, "H", slice, ("claim", worker.landed[slice], kept))
+            numbers = None if "claims no numbers" in self.faults else worker.numbers[slice]
+            self._send(rank, "H", slice, ("claim", worker.landed[slice], (kept, numbers)))
             if worker.landed[slice] < worker.begun and "pushes nothing again" not in self.faults:
                 self._send(rank, "H", slice, self._frame(rank, worker.begun, slice))
 
@@ -278,7 +304,7 @@ class World:
             if "counts again" in self.faults:
                 its.came[rank] = content
             if "answers at once" not in self.faults:
-                self._send(name, rank, slice, (its.published, its.value))
+                self._send(name, rank, slice, (its.published, its.value, its.numbers))
             return
         if round != its.next[rank]:
             raise Wrong("%s: worker %d is out of turn with round %d, not %d" % (name, rank, round, its.next[rank]))
@@ -296,7 +322,7 @@ class World:
         its = self.at[name][slice]
         if its.published >= 0:
             for rank in sorted(its.asked):
-                self._send(name, rank, slice, (0, its.value))
+                self._send(name, rank, slice, (0, its.value, None))
             its.asked.clear()
 
     def _publish(self, name, slice):
@@ -305,13 +331,14 @@ class World:
         if not its.came or any(rank not in its.came for rank in present):
             return
         its.published += 1
-        its.value = frozenset(its.came.values())
+        its.value = frozenset(gradient for gradient in its.came.values() if gradient is not None)
+        its.numbers = ("all", its.published) if its.value else None
         its.came = {}
         receivers = present
         if "answers the lost" in self.faults and its.gone:
             receivers = present[1:]
         for rank in receivers:
-            self._send(name, rank, slice, (its.published, its.value))
+            self._send(name, rank, slice, (its.published, its.value, its.numbers))
 
     def _dismiss(self, name, slice, rank):
         its = self.at[name][slice]
@@ -336,11 +363,10 @@ class World:
             return
         claims, its.claims = its.claims, None
         for rank in range(len(self.workers)):
-            claims.setdefault(rank, (-1, None))
-        its.published, its.value = max(
+            claims.setdefault(rank, (-1, (None, None)))
+        its.published, (its.value, its.numbers) = max(
             claims.values(),
-            key=lambda claim: claim[0],
-            default=(-1, None),  # also of who has departed since
+            key=lambda claim: claim[0],  # also of who has departed since
         )
         if "keeps no copy" in self.faults and its.value is None and its.published > 0:
             its.published = min(round for rank, (round, _) in claims.items() if rank not in its.gone)
@@ -354,7 +380,7 @@ class World:
                 its.behind.add(rank)
                 its.next[rank] = its.published + 1
                 if "answers at once" in self.faults:
-                    self._send("H", rank, slice, (its.published, its.value))
+                    self._send("H", rank, slice, (its.published, its.value, its.numbers))
         held, its.held = its.held, {}
         for rank, frame in held.items():
             self._serve("H", slice, rank, frame)
