@@ -401,7 +401,8 @@ cdef class P3Worker:
         return self.core.declare_factors(name, core_shape, workers)
 
     def set_optimizer(self, int key, description not None):
-        """Of a key of factors: what p3.plan.optimizers.describe() makes."""
+        """What p3.plan.optimizers.describe() makes, of a key that this worker updates: one of factors, or a dense one where
+        it outlives servers."""
         self.core.set_optimizer(key, optimizer_spec(description))
 
     def declare_rows(self, str name not None, uint64_t rows, uint64_t row_elements, int dtype):

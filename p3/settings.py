@@ -288,9 +288,9 @@ class Settings:
     )
     on_server_loss: str = _setting(
         "P3_ON_SERVER_LOSS", "fail", _choice("fail", "continue"),
-        "`fail`: a lost server ends the job. `continue`: another one takes over, where servers only sum and the "
-        "workers update ([how](reliability.md#going-on-without-a-server)); each worker then has all sums in memory "
-        "once more.",
+        "`fail`: a lost server ends the job. `continue`: another one takes over, as servers only sum and the workers "
+        "update then ([how](reliability.md#going-on-without-a-server)); each worker has all sums in memory once more, "
+        "and of a store with an optimizer the states.",
         common=True,
     )
     join_s: Optional[float] = _setting(

@@ -129,8 +129,8 @@ inline LinkShare link_share(const Header& ping) {
   return {whole(ping.scalars.lr, kMostBytesPerSecond), whole(ping.scalars.wd, kMostConnections)};
 }
 
-// kClaim: what its worker has of the slice. But for the last one `round` is the last one of which something came; `updates`
-// says how many first values have, and the value comes along.
+// kClaim: what its worker has of the slice. But for the last one `round` is the last one of which something came, `scalars`
+// are that round's, and the value comes along.
 enum class Claimed : uint8_t {
   kValue = 0,         // the value of that round
   kStayed = 1,        // the round left it as it was
@@ -139,10 +139,14 @@ enum class Claimed : uint8_t {
 };
 // Header::key of a worker's last claim: kNothing of all other slices that a server had, whose rank is in Header::slice.
 constexpr uint32_t kNoKey = 0xffffffff;
-// How many first values.
+// And how many first values have come: by so many the priority is less than the greatest, so that claims leave before all
+// else.
+constexpr int32_t kMostUrgent = INT32_MAX;
 inline uint32_t inits_of(const Header& claim) {
-  const double count = claim.scalars.updates;
-  return count >= 0 && count < 0x1p32 ? static_cast<uint32_t>(count) : 0;
+  return static_cast<uint32_t>(int64_t{kMostUrgent} - int64_t{claim.priority});
+}
+inline void set_inits(Header& claim, uint32_t count) {
+  claim.priority = static_cast<int32_t>(int64_t{kMostUrgent} - int64_t{count});
 }
 
 // What is wrong with a header whatever was agreed for its key, or an empty string. `checksums`: slices have them.

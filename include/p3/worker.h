@@ -146,7 +146,12 @@ class Worker {
   // has. Of a gated round nothing leaves before all is ready. init() only tells the servers of this worker: its arrays
   // are ignored. The first weight is another key's to bring. `workers`: of the job.
   int declare_factors(std::string name, const FactorShape& shape, int workers);
-  // Before the key's first push. Without, the sum of the gradients takes the place of the weight.
+  // Before the key's first push. Without, the sum of the gradients takes the place of the weight. And of a dense key, with
+  // NodeOptions::outlives_servers, where the servers have no optimizer for it: this worker updates by each sum that lands,
+  // as the servers would, and so does every other one. From then on value and state are its own: what lands is the value,
+  // and fetch() and store() are about this worker's state alone; fetch() also gives the value, part 0. For a snapshot,
+  // which has nothing of the key from the servers, capture() copies what compression has left out. Throws Error(kUsage) of
+  // any other key.
   void set_optimizer(int key, const OptimizerSpec& spec);
 
   // Keys of rows (rows.h), for row_sparse gradients. `rows` and `row_elements` never change. `landing` may be null in
@@ -182,7 +187,8 @@ class Worker {
   // One part of the optimizer's state on the servers, of sum_type(dtype): state 1 .. Optimizer::state_count(), or kMaster.
   // As it is after this worker's last round of the key; needs an optimizer.
   void fetch(int key, uint8_t part, void* landing, Done done);
-  // Replaces its content. Rank 0 only; the rounds after it use it. Of a key of factors every worker has its own.
+  // Replaces its content. Rank 0 only; the rounds after it use it. Of a key of factors, and where set_optimizer() has this
+  // worker update, every worker has its own.
   // With staleness: `updates` that this state has had; 0: as many as the servers have counted.
   void store(int key, uint8_t part, const void* content, Done done, uint64_t updates = 0);
   // Of a key with staleness: how many updates it had had in what the servers answered last. Their shards may differ, by

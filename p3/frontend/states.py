@@ -18,7 +18,7 @@ def fetch(session: Session, parts: Iterable[Part]) -> None:
 
 def has_a_say(session: Session, key: Key) -> bool:
     """Whether what this worker gives becomes the key's state: rank 0's does, and where each worker updates its own."""
-    return session.is_first or key.factors is not None
+    return session.is_first or session.updates_here(key)
 
 
 def give(session: Session, parts: Iterable[Tuple[Key, int, Any, int]]) -> None:

@@ -63,10 +63,20 @@ def take(stores, round, state, trainers):
         if residual is not None:
             own["stores"][store.number]["residuals"][entry.id] = np.frombuffer(residual, "float32")
 
+    operations = []
+    for _, entry in entries:
+        if session.updates_here(entry.declared):
+            entry.wait()  # as its rounds go through MXNet's engine, and copies do not
+    replicas = session.snapshots.copy_replicas([entry.declared for _, entry in entries], operations)
+
+    def copied():
+        _wait(session, completions, len(entries))
+        session.wait(operations)
+
     def describe():
         return [session.keys.describe(entry.declared, entry.id) for _, entry in entries]
 
-    session.snapshots.write(round, describe, lambda: _wait(session, completions, len(entries)), own)
+    session.snapshots.write(round, describe, copied, own, replicas)
 
 
 def _wait(session, completions, count):

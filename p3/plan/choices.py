@@ -87,6 +87,8 @@ REPLACED = Choice("replacing lost workers", "`P3_ON_WORKER_LOSS=wait`", "P3_ON_W
 LEAVING = Choice("going on without lost workers", "`P3_ON_WORKER_LOSS=continue`", "P3_ON_WORKER_LOSS=continue is set")
 GROWING = Choice("more workers than at the start", "`P3_MAX_WORKERS`, `p3 run --max-workers`")
 HEIRS = Choice("going on without lost servers", "`P3_ON_SERVER_LOSS=continue`", "P3_ON_SERVER_LOSS=continue is set")
+REPLICAS = Choice("an optimizer of the servers where they may be lost",
+                  "`P3_ON_SERVER_LOSS=continue`; each worker updates", "P3_ON_SERVER_LOSS=continue is set")  # fmt: skip
 AGGREGATION = Choice("local aggregation", "`P3_LOCAL_AGGREGATION=1`", "P3_LOCAL_AGGREGATION")
 CHECK = Choice("P3_CHECK", "in PyTorch")
 

@@ -15,7 +15,7 @@ from p3.plan.choices import (
     ADDED_UP, AGGREGATION, AVERAGE, AWAITED, BY_SERVERS, BY_STEPS, BY_WORKERS, CHECK, CLIPPED, CLIPPING, CLOSURE,
     Choice, DENSE, DGC, ENCODED, ENCODED_BACK, FACTORS, GPU, GROWING, HEIRS, INDEPENDENT, JOIN, JOINT, LATE_SCALER,
     LEAVING, LOCAL_STEPS, LOW_RANK, MEAN, MOVING, MXNET, NAMED_SCALER, NORM, NOT_FLOAT32, NO_RULE, OTHER_RULE, PLAIN,
-    RELEASE, REPLACED, RESIDUAL, RESIDUAL_BACK, ROWS, SCALER, SGD, SHOWN_MEANS, SNAPSHOTS, STALE, STATE_FILES,
+    RELEASE, REPLACED, REPLICAS, RESIDUAL, RESIDUAL_BACK, ROWS, SCALER, SGD, SHOWN_MEANS, SNAPSHOTS, STALE, STATE_FILES,
     STEPS_TAKEN, TORCH, TRAINERS, UNAWAITED, UNNAMED_SCALER, VECTOR, WEIGHTS, WEIGHTS_OF_ENDED, WHOLE_NUMBERS,
     of_plan,
 )  # fmt: skip
@@ -172,11 +172,12 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
               "Leave P3_LOCAL_AGGREGATION unset"),
     Exclusion(LEAVING, (MOVING,), "rows that move would be lost with a worker",
               "Set P3_PARTITIONS, before the key is declared; or unset P3_ON_WORKER_LOSS"),
-    _gives_way(GROWING, (LOCAL_STEPS, MXNET), "what a worker has of its own there, nobody hands on to one that joins",
+    _gives_way(GROWING, (LOCAL_STEPS, MXNET, REPLICAS),
+               "what a worker has of its own there, nobody hands on to one that joins",
                "Nobody joins, and the places of further workers stay empty, which the log says"),
-    Exclusion(HEIRS, (STALE, SGD, OTHER_RULE, DGC), "the servers keep values and states, which would be lost with one",
-              "Let the workers update: in MXNet update_on_kvstore=False; DistributedOptimizer does by itself, without "
-              "staleness and dgc. Or unset P3_ON_SERVER_LOSS"),
+    Exclusion(HEIRS, (STALE, DGC), "the servers keep the values that they update, which would be lost with one",
+              "Train in common rounds, without dgc: then the servers only sum, and each worker updates. Or unset "
+              "P3_ON_SERVER_LOSS"),
     Exclusion(HEIRS, (RESIDUAL_BACK,), "what the servers have left out of sums would be lost with one",
               'Use bf16 or fp16 for what comes back ("down"), or unset P3_ON_SERVER_LOSS'),
     Exclusion(HEIRS, (ROWS, FACTORS), "only dense sums are kept by the workers, for who takes over from a lost server",

@@ -36,9 +36,10 @@ _LOOK_S = 0.5
 DROP_AGAIN_S = 0.002  # all that a store has sent has arrived, and the sender's thread is about to hear of it
 
 
-def apply(core: P3Server, message: dict) -> Optional[dict]:
+def apply(core: P3Server, message: dict, only_sums: bool = False) -> Optional[dict]:
     """Applies a `define`, `drop`, `departed`, `inherit`, `set_option` or `count_for` message to the core; returns the
-    answer, if there is one. ValueError if it makes no sense."""
+    answer, if there is one. ValueError if it makes no sense. `only_sums`: each worker updates by itself, whatever
+    optimizer a store has."""
     if message["kind"] == "define":
         plan = KeyPlan.of(message)
         problem = combinations.contradiction(plan)
@@ -52,7 +53,7 @@ def apply(core: P3Server, message: dict) -> Optional[dict]:
     if message["kind"] == "set_option":
         store, name, value = message["store"], message["name"], message["value"]
         validate(name, value)
-        if name == "optimizer":  # the others are in the plans of keys
+        if name == "optimizer" and not only_sums:  # the others are in the plans of keys
             core.set_optimizer(store, value)
         return {"kind": "option_set", "store": store, "name": name}
     if message["kind"] == "count_for":
@@ -190,7 +191,7 @@ async def _follow(member: Member, core: P3Server, lost_workers: Optional[LostWor
                     continue
                 answer = lost_workers.apply(message) if lost_workers is not None else None
                 if answer is None:
-                    answer = apply(core, message)
+                    answer = apply(core, message, only_sums=settings.outlives_servers)
                     if message["kind"] == "define" and snapshots.loads:
                         if await loop.run_in_executor(None, snapshots.load, message, tell):
                             member.send({"kind": "loaded", "wire_key": message["wire_key"]})

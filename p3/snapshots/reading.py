@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import os
+import re
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from p3.plan.key_plan import KeyPlan
@@ -18,6 +19,7 @@ log = logging.getLogger("p3.snapshots")
 
 _TYPES = {file_type: name for name, file_type in files.ALL_FILE_TYPES.items()}
 _READ_BYTES = 1 << 20
+_OF_KEY = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+")  # wire key, slice, part: a tensor of a key, whoever has written it
 
 
 class Refused(ValueError):
@@ -69,7 +71,7 @@ class Snapshot:
         self.worker_names = sorted(self.part_names("worker"), key=lambda name: int(name.rpartition("-")[2]))
         self.workers = len(self.worker_names)
         self._files: Dict[str, Any] = {}
-        self._where: Dict[str, str] = {}  # of each tensor of a server: which part
+        self._tensors_in: Optional[Dict[str, str]] = None  # of each tensor of a key: which part has it
 
     def part_names(self, role: str) -> List[str]:
         return [name for name in self._manifest["parts"] if name.startswith(role + "-")]
@@ -78,11 +80,6 @@ class Snapshot:
         """Refused unless every part is as it was written, which verify_parts() or `check` finds out, and has what the
         manifest says of the keys."""
         (check or Snapshot.verify_parts)(self)
-        for name in self.part_names("server"):
-            for tensor in self._file(name).keys():
-                if tensor in self._where:
-                    raise Refused("tensor %s is in %s and in %s" % (tensor, self._where[tensor], name))
-                self._where[tensor] = name
         with _refusing("a manifest with a field of a key missing"):
             for key in self.keys:
                 for part in self.parts(key["store"], key["id"]):
@@ -92,6 +89,19 @@ class Snapshot:
                         if math.prod(found.get_shape()) != elements or _TYPES.get(found.get_dtype()) != wanted:
                             raise Refused("tensor %s does not fit key %r" % (tensor, key["id"]))
         return self
+
+    @property
+    def _where(self) -> Dict[str, str]:
+        """Of each tensor of a key: which part has it. A server's; or the first worker's, where workers update."""
+        if self._tensors_in is None:
+            where: Dict[str, str] = {}
+            for name in self._manifest["parts"]:
+                for tensor in filter(_OF_KEY.fullmatch, self._file(name).keys()):
+                    if tensor in where:
+                        raise Refused("tensor %s is in %s and in %s" % (tensor, where[tensor], name))
+                    where[tensor] = name
+            self._tensors_in = where
+        return self._tensors_in
 
     def verify_parts(self) -> None:
         """As verify_part(), of each."""
@@ -153,7 +163,8 @@ class Snapshot:
     def worker(self, rank: int) -> Tuple[Dict[str, Any], Dict[str, str]]:
         """(tensors, metadata) that the worker of that rank, of `workers`, gave write_part."""
         file = self._file(self.worker_names[rank])
-        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
+        own = [name for name in file.keys() if not _OF_KEY.fullmatch(name)]
+        return {name: file.get_tensor(name) for name in own}, file.metadata() or {}
 
     def _tensors(self, key: dict, part: int) -> List[Tuple[str, int]]:
         """(name, elements) of the tensors that make up an array of a key, in order."""

@@ -23,7 +23,7 @@ class Declarations:
 
     def __init__(self, session, link: Link, options: StoreOptions) -> None:
         self._session, self._link, self._options = session, link, options
-        self._with_momentum: Set[int] = set()  # handles of keys whose momentum this worker's core knows
+        self._with_optimizer: Set[int] = set()  # handles of keys whose optimizer this worker's core applies, and knows
         self._warned: Set[Tuple[int, str, str]] = set()  # by store and option: values that only some keys have
 
     def require_together(self, key: Key) -> None:
@@ -88,7 +88,7 @@ class Declarations:
     def _declare_dense(self, key: Key) -> int:
         handle = self._session.core.declare(str(key.name), math.prod(key.shape), DTYPES[key.dtype], key.axes.codec)
         self._say_if_left_out(key)
-        self.give_momentum(key._replace(handle=handle))
+        self.give_optimizer(key._replace(handle=handle))
         return handle
 
     def _declare_rows(self, key: Key) -> int:
@@ -107,14 +107,22 @@ class Declarations:
             session.core.set_optimizer(handle, optimizer)
         return handle
 
-    def give_momentum(self, key: Key) -> None:
-        """If this worker applies its momentum, and the optimizer is known by now."""
-        optimizer = self._options.agreed(key.store, "optimizer")
-        if optimizer is None or not key.axes.takes_steps or key.handle in self._with_momentum:
+    def are_replicated(self, store: int) -> bool:
+        """As Keys.have_replicas()."""
+        return self._link.on_server_loss == "continue" and self._options.agreed(store, "optimizer") is not None
+
+    def give_optimizer(self, key: Key) -> None:
+        """Of a dense key, if this worker applies it, or its momentum, and it is known by now. One of whole numbers
+        cannot be pushed then."""
+        optimizer, is_dense = self._options.agreed(key.store, "optimizer"), not key.sparse and key.factors is None
+        if optimizer is None or not is_dense or key.is_norm or key.handle in self._with_optimizer:
             return
-        self._with_momentum.add(key.handle)
-        clip_norm = dgc.local_clip_norm(key.axes.codec, self._session.num_workers)
-        self._session.core.set_momentum(key.handle, optimizer["momentum"], clip_norm)
+        if key.axes.takes_steps:
+            clip_norm = dgc.local_clip_norm(key.axes.codec, self._session.num_workers)
+            self._session.core.set_momentum(key.handle, optimizer["momentum"], clip_norm)
+        elif self.are_replicated(key.store) and choices.WHOLE_NUMBERS not in self._choices(key):
+            self._session.core.set_optimizer(key.handle, optimizer)
+        self._with_optimizer.add(key.handle)
 
     def _say_if_left_out(self, key: Key) -> None:
         """What of the compression asked for does not apply to it. Small keys, as biases are, go without saying."""

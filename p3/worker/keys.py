@@ -88,10 +88,14 @@ class Keys:
             self.apply(key, agreed)
         return key
 
-    def give_momentum(self, store: int) -> None:
-        """To the keys whose momentum this worker applies, when the optimizer is known."""
+    def give_optimizer(self, store: int) -> None:
+        """To the keys of which this worker applies it, or its momentum, when it is known."""
         for key in self.of(store):
-            self._declarations.give_momentum(key)
+            self._declarations.give_optimizer(key)
+
+    def have_replicas(self, store: int) -> bool:
+        """Whether each worker keeps what servers would that update the store's keys (docs/replicated-servers.md)."""
+        return self._declarations.are_replicated(store)
 
     def require_to_push(self, key: Key) -> None:
         """ValueError if it is gone with its store, or does not go together with the optimizer that this has by now, or

@@ -322,9 +322,9 @@ class Session(Control):
         return self.core.fetch(key.handle, part, landing)
 
     def store(self, key: Key, content: Any, part: int = 0, ids: Optional[Any] = None, updates: int = 0):
-        """Gives an array of fetch() another content, on rank 0, before its next round of the key; or of a key of rows
-        any worker those rows, between rounds: `ids` (int64) ascend, each once. With staleness: `updates` are in it; 0:
-        as many as the servers have counted."""
+        """Gives an array of fetch() another content, on rank 0, or on every worker where it updates_here(), before its
+        next round of the key; or of a key of rows any worker those rows, between rounds: `ids` (int64) ascend, each
+        once. With staleness: `updates` are in it; 0: as many as the servers have counted."""
         self.check()
         if key.sparse or ids is not None:
             return self.core.store_rows(key.handle, part, _all_rows(key) if ids is None else ids, content, updates)
@@ -341,6 +341,11 @@ class Session(Control):
             of = "of rows" if key.sparse else "compressed by lowrank"
             raise ValueError("%s: key %r is %s; its gradient leaves at once, and nobody is told"
                              % (self.label, key.name, of))  # fmt: skip
+
+    def updates_here(self, key: Key) -> bool:
+        """Whether each worker has the key's optimizer and its state, and not the servers: a key of factors, or any
+        where servers may be lost (P3_ON_SERVER_LOSS=continue). Then fetch() and store() are about this worker's."""
+        return key.factors is not None or self.keys.have_replicas(key.store)
 
     def updates(self, key: Key) -> int:
         """Of a key with staleness: how many updates it had had in what the servers answered this worker last."""

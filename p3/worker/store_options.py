@@ -105,7 +105,18 @@ class StoreOptions:
             "for the %s of store %d: worker 0 has not set it, or a server does not answer" % (name, store),
         )
         if name == "optimizer" and before is None:
-            session.keys.give_momentum(store)
+            self._begin_replicas(store)
+            session.keys.give_optimizer(store)
+
+    def _begin_replicas(self, store: int) -> None:
+        """Where servers may be lost, each worker keeps what they would."""
+        session = self._session
+        if not session.keys.have_replicas(store):
+            return
+        session.entrance.exclude(choices.REPLICAS, "optimizers of their own, whose states nobody hands on")
+        if session.is_first:
+            log.info("%s: store %d: each worker updates by %s itself, as P3_ON_SERVER_LOSS=continue is set",
+                     session.label, store, self.agreed(store, "optimizer")["name"])  # fmt: skip
 
     def _require_together(self, store: int, name: str, value: dict) -> None:
         options = {each: self.wanted(store, each) for each in (*planner.OPTIONS, "optimizer")}

@@ -17,7 +17,7 @@ namespace p3 {
 
 class Claims {
  public:
-  explicit Claims(int workers) : claimed_(static_cast<size_t>(workers)), held_(claimed_.size()) {}
+  explicit Claims(int workers) : claimed_(static_cast<size_t>(workers)), held_(claimed_.size()) { set_inits(best_, 0); }
 
   bool has(int worker) const { return claimed_[index_of(worker)].has_value(); }
 
@@ -40,18 +40,21 @@ class Claims {
     return inits_of(claim) > 0 && header.round == claim.round + 1;
   }
 
-  void note(int worker, const Header& claim, PooledBuffer value) {
+  // `fields`: of the optimizer in that round.
+  void note(int worker, const Header& claim, const SharedFields& fields, PooledBuffer value) {
     claimed_[index_of(worker)] = claim;
     if (says_nothing(claim)) return;
     if (inits_of(best_) > 0 && std::pair(claim.round, inits_of(claim)) <= std::pair(best_.round, inits_of(best_)))
       return;
     best_ = claim;
+    fields_ = fields;
     value_ = std::move(value);
   }
   void note_nothing(int worker) {
-    Header nothing;
+    if (has(worker)) return;
+    Header& nothing = claimed_[index_of(worker)].emplace();
     nothing.part = static_cast<uint8_t>(Claimed::kNothing);
-    if (!has(worker)) claimed_[index_of(worker)] = nothing;
+    set_inits(nothing, 0);
   }
   void hold(Task task) {
     const size_t worker = index_of(task.worker);
@@ -63,6 +66,7 @@ class Claims {
   // The latest that any worker has: no first value, if none has any.
   const Header& best() const { return best_; }
   const void* value() const { return value_.data(); }
+  RoundSettings settings() const { return {best_.scalars, fields_}; }
   uint64_t round_of(int worker) const { return has(worker) ? claimed_[index_of(worker)]->round : best_.round; }
   uint32_t inits_of_worker(int worker) const { return inits_of(has(worker) ? *claimed_[index_of(worker)] : best_); }
 
@@ -73,6 +77,7 @@ class Claims {
   std::vector<std::optional<Header>> claimed_;  // by worker
   std::vector<std::optional<Task>> held_;
   Header best_{};
+  SharedFields fields_{};
   PooledBuffer value_;
 };
 

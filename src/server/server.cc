@@ -166,7 +166,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     }
     Shard& shard = *std::exchange(vans_[index_of(van)].receiving, nullptr);
     if (header.kind == FrameKind::kClaim) {
-      shard.claims->note(worker, header, std::move(vans_[index_of(van)].arriving));
+      shard.claims->note(worker, header, transport_.received_fields(van), std::move(vans_[index_of(van)].arriving));
       --shard.uses;
       return settle_if_complete(shard);
     }
@@ -280,6 +280,14 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
       const bool waits = !is_over(workers_[index_of(worker)]);  // who does not has all, whatever it has claimed
       const uint64_t landed = waits ? claims->round_of(worker) : best.round;
       const uint32_t inits = waits ? claims->inits_of_worker(worker) : inits_of(best);
+      if (landed < best.round && inits > 0 && inits < inits_of(best))
+        throw Error(
+            ErrorKind::kPeerLost,
+            label + ": a server was lost while " + worker_label(worker) + " lacked what round " +
+                std::to_string(best.round) + " made of key '" + shard.key.name +
+                "', in whose place others have got a new first value already. Call barrier() before such a value "
+                "is given.",
+            {{}, shard.key.name, best.round});
       if (!shard.turns.go_on_behind(worker, landed, inits, best.round, inits_of(best) > 0))
         refuse(van_of(worker), best, "of a later round than another worker can have missed");
     }

@@ -10,8 +10,6 @@
 namespace p3 {
 namespace {
 
-// Of its round the first one: what it tells comes before what follows from it.
-constexpr int32_t kMostUrgent = std::numeric_limits<int32_t>::max();
 // Behind all claims; a goodbye comes later still.
 constexpr uint64_t kBehindAll = std::numeric_limits<uint64_t>::max() - 1;
 
@@ -23,7 +21,7 @@ Header nothing_of(uint32_t key, uint32_t slice, DType dtype) {
   claim.part = static_cast<uint8_t>(Claimed::kNothing);
   claim.key = key;
   claim.slice = slice;
-  claim.priority = kMostUrgent;
+  set_inits(claim, 0);
   return claim;
 }
 
@@ -85,10 +83,13 @@ void Worker::Impl::claim_of(const Key& key, const std::vector<bool>& is_moved, i
       header.encoding = static_cast<uint8_t>(Encoding::kPlain);
       header.part = has.header.part;
       header.round = has.header.round;
+      header.priority = has.header.priority;
       header.scalars = has.header.scalars;
       PooledBuffer value(claims_, has.header.payload_bytes);
       std::memcpy(value.data(), has.payload, has.header.payload_bytes);
       claim = lent_claims_.lend(header, std::move(value), has.header.payload_bytes, 1);
+      claim.goes_by_fields = true;
+      claim.fields = has.fields;
     }
     frames.push_back({heir_van, claim});
   }

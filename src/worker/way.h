@@ -69,6 +69,8 @@ class Way {
   // The key's rounds go through the leader of this machine, another worker.
   virtual void follow_leader() {}
   virtual void report(KeyCounters&) const {}
+  // As Worker's, with the Worker's lock held, before the key's first round.
+  virtual void set_optimizer(const OptimizerSpec&) { refuse("is updated by its servers alone"); }
   // What has come of a shard, for the heir of its server; on the receiver thread. The payload is borrowed until the next
   // answer. Of a key that keeps none, nothing.
   virtual Frame claim(uint32_t /*shard*/) const { return {}; }

@@ -181,6 +181,14 @@ void Worker::ready(int handle, uint64_t elements) {
   impl_->transport_.send(frames);
 }
 
+void Worker::set_optimizer(int key, const OptimizerSpec& spec) {
+  Way& way = impl_->way(key);
+  MutexLock lock(impl_->mutex_);
+  if (way.key.round > 0)
+    impl_->refuse_call("key '" + way.key.name + "' was pushed without an optimizer; set it before");
+  way.set_optimizer(spec);
+}
+
 void Worker::fetch(int key, uint8_t part, void* landing, Done done) {
   Way& way = impl_->way(key);
   impl_->submit(way.key, {{way.fetch(part, landing), std::move(done)}});

@@ -1,4 +1,5 @@
-"""P3_ON_SERVER_LOSS=continue: servers die at random moments, and all sums keep their bits."""
+"""P3_ON_SERVER_LOSS=continue: servers die at random moments, and all sums keep their bits; and so do values where each
+worker keeps what servers would that update."""
 
 import random
 import re
@@ -14,6 +15,9 @@ from p3.measure.chaos import strike
 STEPS, WORKERS, SERVERS = 12, 3, 3
 SLICES = STEPS * (4 * 12 + SERVERS)  # that come to each worker, as there are more than two servers
 CONTINUE = ("--on-server-loss", "continue")
+# A job whose stores have optimizers, and how many slices come to each worker in it.
+UPDATING = {"script": "losing_updating_servers.py", "P3_ON_SERVER_LOSS": "continue"}
+UPDATING_SLICES = STEPS * 8 * 9
 
 
 def run(folder, processes, *options, script="losing_servers.py", arguments=(STEPS,), servers=SERVERS, **env):
@@ -50,6 +54,11 @@ def undisturbed(tmp_path_factory):
 
 def death(drawn, most=SLICES - 200):
     return "%d:%d" % (drawn.randrange(SERVERS), drawn.randrange(1, most))
+
+
+def plain_keys(ended):
+    """The digest of keys that have the same bits whoever updates."""
+    return re.findall(r"of plain keys: (\w{64})", ended.out)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -132,27 +141,77 @@ def test_pytorch_trains_on_with_the_same_bits(tmp_path, processes, undisturbed, 
     assert ended.err.count("the job goes on without it") == 2, ended
 
 
-def test_mxnet_trains_on_with_the_same_bits(tmp_path, processes, undisturbed):
+@pytest.mark.parametrize("optimizer", ["", "sgd", "adam"])
+def test_mxnet_trains_on_with_the_same_bits(tmp_path, processes, undisturbed, optimizer):
     pytest.importorskip("mxnet")
-    job = {"script": "mxnet_losing_servers.py", "arguments": ()}
+    job = {"script": "mxnet_losing_servers.py", "arguments": (optimizer,)}
     ended = run(tmp_path, processes, *CONTINUE, **job, P3S_DEATHS="1:40,2:7")
-    assert digest(ended) == undisturbed(**job)
+    assert digest(ended) == undisturbed(**job)  # by the servers, where the store has an optimizer
     assert ended.err.count("the job goes on without it") == 2, ended
 
 
-def test_servers_that_update_are_refused_by_name(tmp_path, processes):
+@pytest.mark.parametrize("seed", range(5))
+def test_values_and_states_have_the_bits_of_a_job_that_has_lost_no_server(tmp_path, processes, undisturbed, seed):
+    deaths = death(random.Random(seed), UPDATING_SLICES - 150)
+    ended = run(tmp_path, processes, **UPDATING, P3S_DEATHS=deaths)
+    assert digest(ended) == undisturbed(**UPDATING)
+    assert ended.out.count("struck at") == 1 and ended.err.count("the job goes on without it") == 1, ended
+
+
+def test_so_they_have_behind_two_losses_at_once(tmp_path, processes, undisturbed):
+    ended = run(tmp_path, processes, **UPDATING, P3S_DEATHS="1:300,2:2")
+    assert digest(ended) == undisturbed(**UPDATING)
+    assert ended.err.count("the job goes on without it") == 2, ended
+
+
+@pytest.mark.parametrize("how", ["frozen", "cut"])
+def test_so_they_have_if_the_lost_server_is_not_dead(tmp_path, processes, undisturbed, how):
+    env = {"P3S_DEATHS": "1:300", "P3S_DEATH": how, "P3_TIMEOUT_S": "3", "P3_LOCAL": "tcp"}
+    assert digest(run(tmp_path, processes, **UPDATING, **env)) == undisturbed(**UPDATING)
+
+
+def test_a_worker_or_the_scheduler_may_be_lost_with_it(tmp_path, processes):
+    job = dict(UPDATING, P3S_DEATHS="scheduler:100,0:150", P3S_WORKER_DIES="1:260")
+    ended = run(tmp_path, processes, "--on-worker-loss", "continue", **job)
+    digest(ended, WORKERS - 1)
+    assert "starting another one" in ended.err and ended.err.count("the job goes on without it") == 2, ended
+
+
+def test_what_travels_as_it_is_has_the_bits_of_servers_that_update(tmp_path, processes):
+    ended = [run(tmp_path, processes, **{**UPDATING, "P3_ON_SERVER_LOSS": how}) for how in ("fail", "continue")]
+    assert len(plain_keys(ended[0])) == 1 and plain_keys(ended[0]) == plain_keys(ended[1]), ended
+
+
+@pytest.mark.parametrize("goes_on_with", ["continue", "fail"])
+def test_snapshots_have_what_the_workers_keep(tmp_path, processes, undisturbed, goes_on_with):
+    """Also for a job whose servers update."""
+    taking = ("--snapshot-dir", str(tmp_path / "snapshots"), "--snapshot-every", "5")
+    before = run(tmp_path, processes, *taking, **UPDATING, P3S_DEATHS="2:200")
+    assert digest(before) == undisturbed(**UPDATING)
+    job = {**UPDATING, "P3_ON_SERVER_LOSS": goes_on_with, "arguments": (STEPS + 3,)}
+    after = run(tmp_path, processes, *taking, **job)
+    if goes_on_with == "continue":
+        assert digest(after) == undisturbed(**job)
+    else:
+        assert plain_keys(after) == plain_keys(run(tmp_path, processes, **job)), after
+
+
+def test_workers_take_over_what_servers_have_updated(tmp_path, processes):
+    taking = ("--snapshot-dir", str(tmp_path / "snapshots"), "--snapshot-every", "5")
+    digest(run(tmp_path, processes, *taking, **{**UPDATING, "P3_ON_SERVER_LOSS": "fail"}))
+    job = {**UPDATING, "arguments": (STEPS + 3,)}
+    after = run(tmp_path, processes, *taking, **job, P3S_DEATHS="1:100")
+    digest(after)
+    assert plain_keys(after) == plain_keys(run(tmp_path, processes, **job)), after
+
+
+def test_what_its_workers_cannot_keep_is_refused_by_name(tmp_path, processes):
     script = tmp_path / "script.py"
     script.write_text(
-        "import numpy as np, p3\n"
+        "import p3\n"
         "with p3.Session.open() as session:\n"
-        "    store = session.new_store()\n"
-        "    session.set_optimizer(store, {'name': 'sgd', 'momentum': 0.9, 'clip_gradient': -1.0,"
-        " 'multi_precision': False})\n"
-        "    key = session.declare('w', (3,), 'float32', store)\n"
-        "    value = np.zeros(3, np.float32)\n"
-        "    session.init(key, value if session.is_first else None, value).wait(60)\n"
-        "    session.pushpull(key, value, value, lr=0.1).wait(60)\n"
+        "    session.declare('w', (3,), 'float32', session.new_store(), staleness=1)\n"
     )
     ended = run(tmp_path, processes, *CONTINUE, script=script, arguments=())
     assert ended.code != 0, ended
-    assert "going on without lost servers (P3_ON_SERVER_LOSS=continue is set) and plain SGD on the servers" in ended.out
+    assert "going on without lost servers (P3_ON_SERVER_LOSS=continue is set) and staleness exclude" in ended.out, ended

@@ -1,7 +1,11 @@
-"""mxnet_losing_servers.py: workers of Gluon that update, whose servers die (struck.py), and who train on. Each prints a
-digest of its weights."""
+"""mxnet_losing_servers.py OPTIMIZER: workers of Gluon whose servers die (struck.py), and who train on. Each prints a
+digest of its weights. The Trainer updates, by gradients that are clipped; or the store does by that optimizer, and its
+states are part of the digest."""
 
 import hashlib
+import os
+import sys
+import tempfile
 
 import struck
 
@@ -13,14 +17,18 @@ from p3.worker.session import current
 STEPS, ROWS = 12, 8
 
 
-def main():
+def main(optimizer):
     kv = mx.kv.create("p3_sync")
-    kv.set_clipping()
+    if not optimizer:
+        kv.set_clipping()
     mx.random.seed(1)
     net = gluon.nn.Sequential()
     net.add(gluon.nn.Dense(900, in_units=20, activation="tanh"), gluon.nn.Dense(30, in_units=900))
     net.initialize(mx.init.Xavier())
-    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, kvstore=kv, update_on_kvstore=False)
+    numbers = {"learning_rate": 0.01, **({"momentum": 0.9} if optimizer == "sgd" else {})}
+    trainer = gluon.Trainer(
+        net.collect_params(), optimizer or "adam", numbers, kvstore=kv, update_on_kvstore=bool(optimizer)
+    )
     for step in range(STEPS):
         mx.random.seed(100 * step + kv.rank)
         inputs, targets = mx.nd.random.normal(shape=(ROWS, 20)), mx.nd.random.normal(shape=(ROWS, 30))
@@ -33,9 +41,17 @@ def main():
     digest = hashlib.sha256()
     for _, parameter in sorted(net.collect_params().items()):
         digest.update(parameter.data().asnumpy().tobytes())
+    if optimizer:
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "states")
+            kv.save_optimizer_states(path)
+            kv.load_optimizer_states(path)  # and nothing changes
+            kv.save_optimizer_states(path)
+            with open(path, "rb") as file:
+                digest.update(file.read())
     print("worker %d: %s" % (kv.rank, digest.hexdigest()), flush=True)
     current().barrier()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1] if len(sys.argv) > 1 else "")

@@ -194,13 +194,18 @@ class Saved:
         """See Session.first_value."""
         if self._described(key, key.name) is None or not self._session.is_first:
             return None
-        return ON_SERVERS if self._is_loaded(key) else self._exact_value(key, key.name)
+        is_loaded = self._is_loaded(key) and not self._session.updates_here(key)
+        return ON_SERVERS if is_loaded else self._exact_value(key, key.name)
 
     def _exact_value(self, key, id) -> Any:
         """That with which the job goes on: where only encoded changes went out, and none do any more, the exact one."""
         has_exact = MASTER in self.source.parts(*self._identity_then(key, id))
-        goes_on_exactly = has_exact and key.dtype == "float32" and not key.axes.value_codec
+        goes_on_exactly = has_exact and key.dtype == "float32" and not self._sends_changes(key)
         return self._array(key, id, MASTER if goes_on_exactly else 0)
+
+    def _sends_changes(self, key) -> bool:
+        """Whether the servers have its exact value, and send what changes of it, encoded."""
+        return bool(key.axes.value_codec) and not self._session.updates_here(key)
 
     def _is_loaded(self, key) -> bool:
         if self._identity_then(key, key.name) != key.identity:
@@ -213,10 +218,10 @@ class Saved:
         self._left_to_servers.add(key.identity)
 
     def states(self, key, id, optimizer: Optional[dict]) -> Dict[int, Any]:
-        """The optimizer's arrays of a key by their part, on rank 0. ValueError unless the optimizer is the same, but
-        for numbers that may change from step to step."""
+        """The optimizer's arrays of a key by their part, on rank 0, or where this worker updates. ValueError unless the
+        optimizer is the same, but for numbers that may change from step to step."""
         described = self._described(key, id)
-        if described is None or not self._session.is_first:
+        if described is None or not (self._session.is_first or self._session.updates_here(key)):
             return {}
         if not _has_states_of(optimizer, described["optimizer"]) or (
             key.axes.takes_steps and optimizer != described["optimizer"]  # the workers go by its momentum
@@ -226,7 +231,9 @@ class Saved:
                 "and the compression of that job"
                 % (self._session.label, id, _updater(described["optimizer"]), self.source.round, _updater(optimizer))
             )
-        parts = [part for part in self.source.parts(*self._identity_then(key, id)) if _is_state(key, part)]
+        sends_changes = self._sends_changes(key)
+        there = self.source.parts(*self._identity_then(key, id))
+        parts = [part for part in there if _is_state(key, part, sends_changes)]
         if parts and key.axes.takes_steps:
             raise ValueError(
                 "%s: key %r had its momentum on the servers in the snapshot of round %d, and has dgc now, with a "
@@ -336,12 +343,12 @@ def _updater(optimizer: Optional[dict]) -> str:
     return "the workers" if optimizer is None else "the servers with %s" % optimizer
 
 
-def _is_state(key, part: int) -> bool:
+def _is_state(key, part: int, sends_changes: bool) -> bool:
     """Whether a part of a snapshot is one of this key's state: what comes back may be encoded otherwise now."""
     if part == LEFT_OUT:
         codec = codecs.of(key.axes.value_codec)
         return codec is not None and codec.residuals > 0
-    return part != 0 and (part != MASTER or key.dtype != "float32" or bool(key.axes.value_codec))
+    return part != 0 and (part != MASTER or key.dtype != "float32" or sends_changes)
 
 
 def _what_is_left_out(own: Any) -> Any:

@@ -20,6 +20,7 @@ from p3._core import P3Error
 from p3.cluster.messages import sendable
 from p3.snapshots import files, tree
 from p3.worker.links.link import Link
+from p3.worker.snapshots.replicas import Replicas
 from p3.worker.snapshots.demand import Demand
 from p3.worker.snapshots.saved import Saved
 
@@ -104,17 +105,29 @@ class Snapshots:
             operations.append(session.core.capture(key.handle, round, residual))
             kept = session.low_rank.state(key) if key.rank else residual
             own["residuals"].append([key.store, key.name, kept])
+        replicas = self.copy_replicas(keys, operations)
         describe = lambda: [session.keys.describe(key, key.name) for key in keys]  # noqa: E731
-        self.write(round, describe, lambda: session.wait(operations), own)
+        self.write(round, describe, lambda: session.wait(operations), own, replicas)
 
-    def write(self, round: int, describe: Callable[[], List[dict]], copied: Callable[[], None], own: Any) -> None:
+    def copy_replicas(self, keys: Sequence[Any], operations: List[Any]) -> Replicas:
+        """Behind the last round of each key: what this worker alone writes of those that workers update. Adds the
+        operations that copy it."""
+        replicas = Replicas(self._session)
+        if self._completes:
+            operations += replicas.begin(keys)
+        return replicas
+
+    def write(
+        self, round: int, describe: Callable[[], List[dict]], copied: Callable[[], None], own: Any, replicas: Replicas
+    ) -> None:  # fmt: skip
         """Has all parts written; returns at once.
 
         `copied` is called in another thread, and returns when the copies are made; then `describe`, which describes
         their keys as reading.Snapshot has them, on the first worker. `own` is a tree of what this worker alone knows.
+        `replicas`: of copy_replicas().
         """
         self._writing, self._parts = round, None
-        arguments = (round, describe, copied, own)
+        arguments = (round, describe, copied, own, replicas)
         self._writer = threading.Thread(target=self._write, args=arguments, name="p3-snapshot", daemon=True)
         self._writer.start()
         self._demand.end_with(round)
@@ -155,7 +168,7 @@ class Snapshots:
         if self._session.is_first:
             self._session.tell_progress()  # as the others wait for this one
 
-    def _write(self, round: int, describe, copied, own: Any) -> None:
+    def _write(self, round: int, describe, copied, own: Any, replicas: Replicas) -> None:
         session = self._session
         try:
             copied()
@@ -163,7 +176,9 @@ class Snapshots:
                 files.remove_leftovers(self.directory, before=round)
                 self._send({"kind": "captured", "round": round, "lost": self._lost})
             name = "worker-%d" % session.rank
-            part = files.write_part(self.directory, round, name, *tree.encode(own), self._saved.new_pace())
+            tensors, metadata = tree.encode(own)
+            tensors = [*tensors, *replicas.tensors()]
+            part = files.write_part(self.directory, round, name, tensors, metadata, self._saved.new_pace())
             self._send({"kind": "snapshot_written", "round": round, **part})
             if self._completes:
                 self._complete(round, describe)

@@ -63,7 +63,8 @@ struct HeirsJob {
              Claimed what = Claimed::kValue, int inits = 1) {
     Header made = header(FrameKind::kClaim, round, value.size() * sizeof(T), key);
     made.part = static_cast<uint8_t>(value.empty() ? Claimed::kNothing : what);
-    made.scalars.updates = value.empty() ? 0 : inits;
+    set_inits(made, value.empty() ? 0 : static_cast<uint32_t>(inits));
+    made.scalars.lr = static_cast<double>(round);  // as its pushes say
     peer(worker).send(made, value.data());
   }
   void push(int worker, uint64_t round, const std::vector<float>& gradient) {
@@ -160,6 +161,25 @@ TEST_P(Heirs, TellThatARoundHadNoGradientToWhoHasNotHeard) {
   job.claim(1, 4, {1, 2});
   job.push(1, 5, {});
   job.receive(1, 5, /*is_absent=*/true);
+}
+
+// Who has pushed nothing may update by that, too.
+TEST_P(Heirs, TellByWhatARoundIsToBeAppliedThatWasOverBefore) {
+  HeirsJob job(2, with());
+  job.define();
+  job.server.inherit(kLost);
+  job.claim(0, 5, {1, 2});
+  job.claim(1, 4, {7, 7});
+  job.push(1, 5, {});
+  const Header got = job.peer(1).must_receive();
+  EXPECT_EQ(got.round, 5u);
+  EXPECT_EQ(got.scalars.lr, 5);
+  Header push = HeirsJob::header(FrameKind::kPush, 6, 2 * sizeof(float));
+  push.scalars.lr = 0.25;
+  const float gradient[] = {1, 1};
+  job.peer(0).send(push, gradient);
+  job.push(1, 6, {});
+  for (int worker : {0, 1}) EXPECT_EQ(job.peer(worker).must_receive().scalars.lr, 0.25);
 }
 
 TEST_P(Heirs, HaveTheFirstValueFromWhoHasIt) {
@@ -289,6 +309,12 @@ TEST(Heir, RefusesWhatCannotBe) {
                     job.claim(1, 1, {1, 2});
                   }),
                   "of a later round than another worker can have missed"));
+  EXPECT_TRUE(has(failure_of([](HeirsJob& job) {
+                    job.claim(0, 3, {8, 9}, kKey, Claimed::kValue,
+                              2);  // in the place of the sum that the other one lacks
+                    job.claim(1, 2, {1, 2});
+                  }),
+                  "a new first value"));
   EXPECT_TRUE(has(failure_of([](HeirsJob& job) { job.claim(0, 3, {1, 2, 3}); }), "of another size than agreed"));
   EXPECT_TRUE(has(failure_of([](HeirsJob& job) { job.claim(0, 3, {1, 2}, kKey, Claimed::kValue, 0); }), "unexpected"));
   EXPECT_TRUE(has(failure_of([](HeirsJob& job) {

@@ -59,14 +59,14 @@ struct TwoServers {
     worker.inherit(0, 1);
     EXPECT_TRUE(worker.lost_servers().empty());
   }
-  Header must_claim(uint32_t key, uint64_t round, const std::vector<float>& value, double inits = 1) {
+  Header must_claim(uint32_t key, uint64_t round, const std::vector<float>& value, uint32_t inits = 1) {
     const Header claim = heir.must_receive();
     EXPECT_EQ(claim.kind, FrameKind::kClaim);
     EXPECT_EQ(claim.key, key);
     EXPECT_EQ(claim.slice, 0u);
     EXPECT_EQ(claim.round, round);
     EXPECT_EQ(floats(heir), value);
-    EXPECT_EQ(claim.scalars.updates, value.empty() ? 0 : inits);
+    EXPECT_EQ(inits_of(claim), value.empty() ? 0 : inits);
     EXPECT_EQ(claim.part == static_cast<uint8_t>(Claimed::kNothing), value.empty());
     return claim;
   }
@@ -74,6 +74,8 @@ struct TwoServers {
     const Header last = must_claim(kNoKey, last_round, {});
     EXPECT_EQ(last.part, static_cast<uint8_t>(Claimed::kNothing));
   }
+
+  void no_optimizer() { worker.set_optimizer(key(7), {"sgd", {}}); }
 
   static constexpr uint64_t last_round = UINT64_MAX - 1;
   std::vector<float> gradient, landing;
@@ -83,6 +85,8 @@ struct TwoServers {
 };
 
 using Floats = std::vector<float>;
+
+const OptimizerSpec kMomentum{"sgd", {{"momentum", 0.5}}};
 
 TEST(WorkerHeirs, HaveTheGradientAgainAlthoughItsSumHadComeInPart) {
   TwoServers job;
@@ -155,6 +159,64 @@ TEST(WorkerHeirs, GetTheSameBytesOfWhatLeavesSomethingOut) {
   job.must_claim(7, 1, {1, 1});
   EXPECT_EQ(job.heir.must_receive().round, 2u);
   EXPECT_EQ(job.heir.payload, sent);
+}
+
+TEST(WorkerHeirs, HearOfTheSumThatTheirWorkerHasUpdatedBy) {
+  TwoServers job;
+  const int key = job.key(7);
+  job.worker.set_optimizer(key, kMomentum);
+  job.initialise(key);
+  job.gradient = {10, 20, 30, 40};
+  RoundScalars scalars;
+  scalars.lr = 0.5;
+  job.worker.push(key, job.gradient.data(), job.gradient.data(), 0, scalars, job.results.expect(1));
+  TwoServers::answer(job.lost, job.lost.must_receive(), {2, 4});
+  TwoServers::answer(job.heir, job.heir.must_receive(), {6, 8});
+  ASSERT_TRUE(job.results.wait_for(2));
+  EXPECT_EQ(job.gradient, Floats({0, 0, 0, 0}));  // 1 - 0.5 * 2 and so on
+  job.lose_server();
+  const Header claim = job.must_claim(7, 1, {2, 4});
+  EXPECT_EQ(claim.scalars.lr, 0.5);
+  job.must_claim_nothing_more();
+
+  job.worker.skip(key, job.landing.data(), 0, job.results.expect(2));  // by the numbers of those who have pushed
+  for (uint32_t slice : {0u, 1u}) {
+    Header skipped = job.heir.must_receive();
+    EXPECT_EQ(skipped.slice, slice);
+    skipped.scalars.lr = 1;
+    TwoServers::answer(job.heir, skipped, {1, 1});
+  }
+  ASSERT_TRUE(job.results.wait_for(3));
+  EXPECT_EQ(job.landing, Floats({-1.5, -2, -2.5, -3}));  // 0 - 0.5 * 1 - 1, 0 - 0.5 * 2 - 1 and so on
+}
+
+TEST(WorkerHeirs, LeaveTheStateToTheirWorker) {
+  TwoServers job;
+  const int key = job.key(7);
+  job.worker.set_optimizer(key, kMomentum);
+  EXPECT_THROW(job.worker.set_optimizer(key, kMomentum), Error);
+  job.initialise(key);
+  const Floats given = {1, 2, 3, 4};
+  Floats state(4);
+  job.worker.store(key, 1, given.data(), job.results.expect(1));
+  job.worker.fetch(key, 1, state.data(), job.results.expect(2));
+  ASSERT_TRUE(job.results.wait_for(3));
+  EXPECT_EQ(state, given);
+  EXPECT_THROW(job.worker.fetch(key, 2, state.data(), job.results.expect(3)), Error);
+  EXPECT_THROW(job.worker.fetch(key, kMaster, state.data(), job.results.expect(3)), Error);
+
+  job.landing = {5, 6, 7, 8};  // another value, with that state
+  job.worker.init(key, job.landing.data(), job.landing.data(), 0, job.results.expect(3));
+  TwoServers::answer(job.lost, job.lost.must_receive(), {5, 6});
+  TwoServers::answer(job.heir, job.heir.must_receive(), {7, 8});
+  RoundScalars scalars;
+  scalars.lr = 1;
+  job.worker.push(key, given.data(), job.landing.data(), 0, scalars, job.results.expect(4));
+  TwoServers::answer(job.lost, job.lost.must_receive(), {0, 0});
+  TwoServers::answer(job.heir, job.heir.must_receive(), {0, 0});
+  ASSERT_TRUE(job.results.wait_for(5));
+  EXPECT_EQ(job.landing, Floats({5.5, 7, 8.5, 10}));  // 5 + 0.5 * 1 and so on
+  EXPECT_THROW(TwoServers(/*outlives=*/false).no_optimizer(), Error);
 }
 
 TEST(WorkerHeirs, GetNoGradientBeforeItIsReady) {

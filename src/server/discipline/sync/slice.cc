@@ -89,6 +89,7 @@ void ServerSlice::resume(Reply& reply) {
 void ServerSlice::take_over(const Claims& its) {
   DenseShard::take_over(its);
   const Header& best = its.best();
+  published_settings_ = its.settings();
   has_new_value_ = best.part == static_cast<uint8_t>(Claimed::kValue);
   is_sum_of_cut_round_ = best.part == static_cast<uint8_t>(Claimed::kSumOfNothing);
   if (key.reports_norm() && best.round > 0) report_norm(best.round, norm_of_sum());
@@ -122,6 +123,7 @@ void ServerSlice::update() {
                       "' has deep gradient compression, which needs SGD on the servers: set an optimizer before the "
                       "first push.");
   published_settings_ = round_.numbers.settings();
+  sums_go_out_ = its == nullptr;
   PooledBuffer total = total_.take();  // goes back by itself, also if numbers of the round are refused
   void* const sum = total.data();
   has_new_value_ = sum != nullptr || (round_.is_filled && its != nullptr);
@@ -223,7 +225,7 @@ Frame ServerSlice::value_frame(Encoding encoding) {
     const size_t payload_bytes = value_encoding_ == Encoding::kPlain ? bytes_ : wire_value_.bytes();
     frame.header.payload_bytes = static_cast<uint32_t>(payload_bytes);
   }
-  if (key.plan.is_gathered()) {
+  if (sums_go_out_) {  // a worker that has pushed nothing may update by them, too
     frame.header.scalars = published_settings_.scalars;
     frame.goes_by_fields = true;
     frame.fields = published_settings_.fields;

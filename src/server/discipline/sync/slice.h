@@ -74,6 +74,7 @@ class ServerSlice : public DenseShard, public Lender {
   Encoding value_encoding_ = Encoding::kPlain;
   PooledBuffer step_, change_;          // the last one; neither: the value is sent
   RoundSettings published_settings_{};  // of the last round
+  bool sums_go_out_ = true;             // of it: who updates by them are the workers
   std::vector<PooledBuffer> replaced_;  // former values and states that a send may still borrow
   std::vector<const void*> not_lent_;   // their successors, of which no send has borrowed anything yet
 

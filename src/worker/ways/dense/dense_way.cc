@@ -79,6 +79,20 @@ Frame DenseWay::claim(uint32_t shard) const {
   return landed->claim(shard, slice.offset * size, slice.elements * size);
 }
 
+void DenseWay::set_optimizer(const OptimizerSpec& spec) {
+  if (!landed) return Way::set_optimizer(spec);
+  if (optimizer) refuse("has an optimizer already");
+  if (!is_float(key.declared.dtype)) refuse("is of whole numbers, and an optimizer updates floating point keys only");
+  optimizer.emplace(spec);
+}
+
+void DenseWay::begin_replica() {
+  if (replica) return;
+  const size_t bytes = key.declared.elements * size_of(key.declared.dtype);
+  landed->begin(slice_count(*key.plan), bytes);
+  replica.emplace(*optimizer, key.declared.dtype, key.declared.elements, landed->at(0));
+}
+
 std::vector<Operation> DenseWay::init(const void* value, void* landing, int32_t priority, Worker::Done done) {
   require_landing(landing);
   const void* const jobs = host_.is_first ? value : nullptr;
@@ -96,14 +110,17 @@ std::shared_ptr<Transfer> DenseWay::skip(void* landing, bool gated, bool goes_on
 }
 
 std::shared_ptr<Transfer> DenseWay::fetch(uint8_t part, void* landing) {
+  if (part > 0) require_state(part);
   return std::make_shared<SliceTransfer>(Kind::kFetch, *this, nullptr, landing, part);
 }
 
 std::shared_ptr<Transfer> DenseWay::store(uint8_t part, const void* content) {
+  require_state(part);
   return std::make_shared<SliceTransfer>(Kind::kStore, *this, content, nullptr, part);
 }
 
 std::shared_ptr<Transfer> DenseWay::capture(bool asks, float* kept) {
+  asks = asks && !optimizer;  // servers have sums
   if (kept == nullptr) return Way::capture(asks, kept);
   return std::make_shared<ResidualCapture>(with_residual(), asks, kept);
 }
@@ -114,6 +131,12 @@ std::shared_ptr<MachineSum> DenseWay::sum_on(const Machine& machine, const KeyPl
 
 void DenseWay::require_landing(const void* landing) const {
   if (landing == nullptr && key.declared.elements > 0) refuse("is dense, so it needs a landing array");
+}
+
+// Servers look for themselves.
+void DenseWay::require_state(uint8_t part) const {
+  if (optimizer && !Replica::has_state(*optimizer, key.declared.dtype, part))
+    refuse("has no part " + std::to_string(part) + " of a state on this worker");
 }
 
 DenseWay& DenseWay::with_residual() {

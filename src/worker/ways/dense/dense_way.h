@@ -1,7 +1,8 @@
 // A dense key on its worker: each round its gradient leaves in slices, encoded if it is compressed, and their values come
 // back. Where the workers of a machine add up what they push, its leader encodes the sums.
 //
-// Memory: what compression leaves out, as many floats as its codec keeps for each element; none on who has a leader.
+// Memory: what compression leaves out, as many floats as its codec keeps for each element; none on who has a leader. On a
+//         worker that outlives servers KeptValues, and with an optimizer a Replica.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +11,11 @@
 #include <vector>
 
 #include "p3/codec.h"
+#include "p3/live_optimizer.h"
 #include "p3/slicing.h"
 #include "worker/way.h"
 #include "worker/ways/dense/kept_values.h"
+#include "worker/ways/dense/replica.h"
 
 namespace p3 {
 
@@ -58,6 +61,9 @@ class DenseWay final : public Way {
   Residual residual;
   Steps steps;
   std::optional<KeptValues> landed;  // if this worker outlives servers
+  // Of the store, if this worker is to update by what lands. Written with the Worker's lock held, before the first round.
+  std::optional<LiveOptimizer> optimizer;
+  std::optional<Replica> replica;  // then, from where it is needed first; as `landed`
 
   std::vector<Operation> init(const void* value, void* landing, int32_t priority, Worker::Done done) override;
   std::shared_ptr<Transfer> push(const void* gradient, void* landing, bool gated) override;
@@ -69,6 +75,10 @@ class DenseWay final : public Way {
   std::shared_ptr<MachineSum> sum_on(const Machine& machine, const KeyPlan& plan, uint64_t next_round) override;
   void follow_leader() override { residual = {}; }
   Frame claim(uint32_t shard) const override;
+  void set_optimizer(const OptimizerSpec& spec) override;
+
+  // With an optimizer; while no answer is due.
+  void begin_replica();
 
   // Itself, if its compression leaves anything out.
   DenseWay& with_residual();
@@ -77,6 +87,7 @@ class DenseWay final : public Way {
 
  private:
   void require_landing(const void* landing) const;
+  void require_state(uint8_t part) const;
 };
 
 }  // namespace p3

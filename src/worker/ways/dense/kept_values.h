@@ -28,12 +28,13 @@ class KeptValues {
 
   char* at(size_t offset) { return bytes_.data() + offset; }
 
-  // It has landed, or left the value as it was.
-  void note(const Header& answer, Claimed what, bool is_first_value) {
+  // It has landed, or left the value as it was. `settings`: of its round.
+  void note(const Header& answer, Claimed what, bool is_first_value, const RoundSettings& settings) {
     Slice& slice = slices_[answer.slice];
     slice.what = what;
     slice.round = answer.round;
     slice.inits += is_first_value;
+    slice.settings = settings;
   }
 
   // Borrowed; without a payload: nothing has come. If part of the next value has, the bytes are torn; nobody needs them
@@ -44,7 +45,9 @@ class KeptValues {
     const Slice& slice = slices_[index];
     frame.header.part = static_cast<uint8_t>(slice.what);
     frame.header.round = slice.round;
-    frame.header.scalars.updates = slice.inits;
+    frame.header.scalars = slice.settings.scalars;
+    frame.fields = slice.settings.fields;
+    set_inits(frame.header, slice.inits);
     frame.header.payload_bytes = static_cast<uint32_t>(bytes);
     frame.payload = bytes_.data() + offset;
     return frame;
@@ -68,6 +71,7 @@ class KeptValues {
     Claimed what = Claimed::kNothing;
     uint64_t round = 0;
     uint32_t inits = 0;
+    RoundSettings settings{};
     std::vector<char> sent{};
   };
 

@@ -1,5 +1,6 @@
 #include "worker/ways/dense/slice_transfer.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "codec/dgc.h"
@@ -18,6 +19,9 @@ std::vector<Frame> SliceTransfer::begin(const KeyPlan& plan, Header header) {
   if (kind == Kind::kPush && !key_.adds_up()) encoding = way_.codec.encoding;
   if (is_round()) way_.residual.begin_round();
   if (keeps()) way_.landed->begin(slice_count(plan), plan.elements * size_of(type_));
+  if (way_.optimizer && kind != Kind::kInit) way_.begin_replica();
+  if (is_about_replica()) return {};
+  settings_.scalars = header.scalars;
   Frame frame;
   frame.header = header_of(header, encoding);
   if (encoding != Encoding::kPlain && encoding != Encoding::kAbsent) frame.encoder = this;
@@ -141,12 +145,17 @@ const char* SliceTransfer::decode(Frame& answer) {
 void SliceTransfer::keep(const Header& answer, const void* payload) {
   const bool has_come = static_cast<Encoding>(answer.encoding) != Encoding::kAbsent;
   const Claimed what = has_come ? Claimed::kValue : sums_nothing(answer) ? Claimed::kSumOfNothing : Claimed::kStayed;
-  way_.landed->note(answer, what, kind == Kind::kInit);
+  if (kind == Kind::kSkip) settings_.scalars = answer.scalars;  // of a push they are its own
+  way_.landed->note(answer, what, kind == Kind::kInit, settings_);
   const Slice slice = slice_at(*key_.plan, answer.slice);
   if (!has_come || slice.elements == 0) return;
-  const size_t offset = slice.offset * size_of(type_);
+  const size_t offset = slice.offset * size_of(type_), bytes = slice.elements * size_of(type_);
   char *const here = way_.landed->at(offset), *const there = landing_ + offset;
-  std::memcpy(payload == here ? there : here, payload, slice.elements * size_of(type_));
+  if (payload != here) std::memcpy(here, payload, bytes);
+  const void* value = payload;
+  if (way_.replica)
+    value = is_round() ? way_.replica->update(slice, here, settings_) : way_.replica->replace(slice, here);
+  if (value != there) std::memcpy(there, value, bytes);
 }
 
 const char* SliceTransfer::land(const Header& header, const void* payload, bool& is_last) {
@@ -158,9 +167,17 @@ const char* SliceTransfer::land(const Header& header, const void* payload, bool&
   return nullptr;
 }
 
-// Else they would keep the sum of the round before.
 void SliceTransfer::finish() {
-  if (!is_updated_) return;
+  if (is_about_replica()) {
+    std::vector<char>& its = way_.replica->array(part_);
+    if (kind == Kind::kFetch)
+      std::copy(its.begin(), its.end(), landing_);
+    else
+      std::copy_n(data_, its.size(), its.begin());
+    return;
+  }
+  if (!is_updated_ || way_.replica) return;
+  // Else they would keep the sum of the round before.
   for (const uint32_t index : sums_of_nothing_) {
     const Slice slice = slice_at(*key_.plan, index);
     std::memset(landing_ + slice.offset * size_of(type_), 0, slice.elements * size_of(type_));

@@ -24,6 +24,7 @@ class SliceTransfer final : public Transfer {
 
   std::vector<Operation> ask_for_value() override;
   std::vector<Frame> begin(const KeyPlan& plan, Header header) override;
+  void goes_by(const SharedFields& fields) override { settings_.fields = fields; }
   void encode(const Header& header, const void* gradient, void* payload) override;
   Frame again(Frame frame) override { return way_.landed ? way_.landed->again(frame) : frame; }
   const char* problem_with(const Header& header) const override;
@@ -36,8 +37,10 @@ class SliceTransfer final : public Transfer {
  private:
   // Whether what comes is a value, and this worker keeps it.
   bool keeps() const { return way_.landed && (is_round() || kind == Kind::kInit); }
-  // Of a slice that has come as it is, or was decoded.
+  // Of a slice that has come as it is, or was decoded: in memory of its own, and what becomes of it where it lands.
   void keep(const Header& answer, const void* payload);
+  // Whether it is about what this worker has itself.
+  bool is_about_replica() const { return way_.replica && (kind == Kind::kFetch || kind == Kind::kStore); }
   bool may_come(const Header& header, const Slice& slice) const;
   // How the payload of an answer is encoded, if it may come so.
   Compression compression_of(const Header& answer) const;
@@ -57,6 +60,7 @@ class SliceTransfer final : public Transfer {
   const char* data_;
   char* const landing_;
   const bool goes_on_;
+  RoundSettings settings_{};               // of the round
   std::optional<float> rate_;              // of the step, from its first slice on; who sends
   std::vector<uint32_t> sums_of_nothing_;  // of this round: slices that a lost worker's gradient has not come to
 };

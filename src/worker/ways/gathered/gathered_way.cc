@@ -41,6 +41,11 @@ std::shared_ptr<Transfer> GatheredWay::store(uint8_t part, const void* content) 
   return std::make_shared<FactorsTransfer>(Kind::kStore, *this, content, nullptr, part);
 }
 
+void GatheredWay::set_optimizer(const OptimizerSpec& spec) {
+  if (update.has_optimizer()) refuse("has an optimizer already");
+  update.set_optimizer(spec);
+}
+
 std::shared_ptr<MachineSum> GatheredWay::sum_on(const Machine& machine, const KeyPlan& plan, uint64_t next_round) {
   ranks_here_ = machine.ranks;
   return std::make_shared<MachineParts>(machine, plan, next_round, update);
@@ -62,14 +67,6 @@ int Worker::declare_factors(std::string name, const FactorShape& shape, int work
   declared.elements = shape.part_elements();
   declared.parts = static_cast<uint32_t>(workers);
   return impl_->add_key<GatheredWay>(std::move(name), declared, shape, workers);
-}
-
-void Worker::set_optimizer(int key, const OptimizerSpec& spec) {
-  auto& way = impl_->way_of<GatheredWay>(key, "is no key of factors; declare it as such");
-  MutexLock lock(impl_->mutex_);
-  if (way.update.has_optimizer() || way.key.round > 0)
-    impl_->refuse_call("key '" + way.key.name + "' has an optimizer already, or was pushed without; set it before");
-  way.update.set_optimizer(spec);
 }
 
 }  // namespace p3

@@ -31,6 +31,7 @@ class GatheredWay final : public Way {
   // Of this worker's own state.
   std::shared_ptr<Transfer> fetch(uint8_t part, void* landing) override;
   std::shared_ptr<Transfer> store(uint8_t part, const void* content) override;
+  void set_optimizer(const OptimizerSpec& spec) override;
   std::shared_ptr<MachineSum> sum_on(const Machine& machine, const KeyPlan& plan, uint64_t next_round) override;
 
  private:
