@@ -71,8 +71,8 @@ def extension(name: str, *libraries: str) -> Extension:
         extra_objects=links,
         extra_link_args=["-pthread", "-Wl,-rpath," + to_package],
         libraries=["dl"],
-        depends=[*glob("include/p3/*.h"), *glob("src/binding/*.h"), *glob("src/simulator/*.h"),
-                 *glob(os.path.dirname(source) + "/*/*.h")],
+        depends=[*glob("include/p3/*.h"), *glob("src/binding/*.h"), *glob("src/relay/*.h"),
+                 *glob("src/simulator/*.h"), *glob(os.path.dirname(source) + "/*/*.h")],
     )
 
 
@@ -82,6 +82,7 @@ setup(
         [
             extension("p3._core"),
             extension("p3.measure._kernels"),
+            extension("p3.measure._relay", "libp3relay.a"),
             extension("p3.measure._simulator", "libp3simulator.a"),
             extension("p3.mxnet._mxnet", "libp3mxnet.a"),
         ],

@@ -22,7 +22,7 @@ pytestmark = [
 # Loads every extension. The core that they share must be the wheel's own.
 LOOK = """
 import json, sys
-import p3._core, p3.measure._kernels, p3.measure._simulator, p3.mxnet._mxnet
+import p3._core, p3.measure._kernels, p3.measure._relay, p3.measure._simulator, p3.mxnet._mxnet
 loaded = {line.split()[-1] for line in open("/proc/self/maps") if ".so" in line}
 print(json.dumps({"p3": p3.__file__, "core": [path for path in loaded if "libp3core" in path],
                   "modules": sorted({"mxnet", "torch"} & set(sys.modules))}))
@@ -98,8 +98,8 @@ def test_the_wheel_holds_what_was_built_and_no_sources_of_it(archives):
         names = wheel.namelist()
         tags = email.message_from_bytes(wheel.read(next(name for name in names if name.endswith("/WHEEL"))))
     libraries = {re.sub(r"\.cpython[\w-]*", "", name) for name in names if name.endswith(".so")}
-    assert libraries == {"p3/_core.so", "p3/libp3core.so", "p3/measure/_kernels.so", "p3/measure/_simulator.so",
-                         "p3/mxnet/_mxnet.so"}  # fmt: skip
+    assert libraries == {"p3/_core.so", "p3/libp3core.so", "p3/measure/_kernels.so", "p3/measure/_relay.so",
+                         "p3/measure/_simulator.so", "p3/mxnet/_mxnet.so"}  # fmt: skip
     assert [name for name in names if re.search(r"\.(pyx|pxd|pxi|cc|cpp|h)$", name)] == []
     assert sources("p3", ".py", ".json") - set(names) == set()
     assert tags["Root-Is-Purelib"] == "false" and tags["Tag"].startswith("cp%d%d-" % sys.version_info[:2])

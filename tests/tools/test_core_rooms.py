@@ -10,7 +10,10 @@ from processes import ROOT
 
 SRC = ROOT / "src"
 # From the ground up: each may include what stands before it, but a worker and a server not each other.
-ROOMS = ["base", "wire", "plan", "numeric", "codec", "rules", "transport", "server", "worker", "binding", "simulator"]
+ROOMS = [
+    "base", "wire", "plan", "numeric", "codec", "rules", "transport", "server", "worker", "binding", "simulator",
+    "relay",
+]  # fmt: skip
 SOURCES = sorted(path for path in SRC.rglob("*") if path.suffix in (".h", ".cc"))
 # What routes frames, holds locks, counts and reports, for whatever keys there are.
 ROUTING = [path for path in SOURCES if str(path.parent.relative_to(SRC)) in ("worker", "worker/machine", "server")]

@@ -1,4 +1,4 @@
-"""Hosts on one machine: namespaces joined by a switch, with a rate and a delay on every link.
+"""Hosts on one machine: namespaces joined by a switch, with a rate, a delay and losses on every link.
 
     with lab(2, rate_mbit=800, delay_ms=1) as hosts:
         subprocess.Popen(hosts[0].command("iperf3", "-c", hosts[1].address))
@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from p3.measure.lab import network
+from p3.measure.lab import network, relay
 from p3.measure.lab.network import COMMAND_TIMEOUT_S, LabError, MissingQdisc
 from p3.measure.lab.shaping import Shaping
 from p3.measure.lab.signals import signals_held
@@ -57,6 +57,15 @@ class _Links(NamedTuple):
 
     delay_ms: float = 0.0
     shaping: Shaping = Shaping()
+    loss: float = 0.0
+    seed: int = 0
+
+    @property
+    def are_relayed(self) -> bool:
+        return self.delay_ms > 0 or self.loss > 0 or self.shaping.shaper == "smooth"
+
+    def of_rate(self, rate_mbit: Optional[float]) -> relay.Link:
+        return relay.Link(rate_mbit, self.shaping.queue_ms, self.delay_ms, self.loss, self.seed)
 
 
 _locks: Dict[str, int] = {}  # by lab: the descriptor by which this process holds the lock
@@ -88,8 +97,10 @@ class LabStatus:
     name: str
     state: str  # up, being changed, half made; of a temporary one: in use, left over
     delay_ms: float
+    loss: float  # share of the packets
     hosts: List[Host]
     processes: List[List[int]]  # of each host
+    carried: List[Dict]  # of each host whose link is smooth, see relay.counted()
 
 
 def why_unavailable() -> Optional[str]:
@@ -109,16 +120,18 @@ def why_unavailable() -> Optional[str]:
 
 @contextlib.contextmanager
 def lab(
-    count: int, rate_mbit: Rates = None, delay_ms: float = 0.0, shaping: Shaping = Shaping()
+    count: int, rate_mbit: Rates = None, delay_ms: float = 0.0, shaping: Shaping = Shaping(), loss: float = 0.0,
+    seed: int = 0,
 ) -> Iterator[List[Host]]:
     """Yields `count` hosts. `rate_mbit` limits every host's link, each way, to one rate or each to its own; None is as
     fast as the kernel. `delay_ms` is added to each packet once, so a round trip between two hosts takes twice that.
-    `shaping` says how rates are kept.
+    `loss` is the share of the packets from each host that are lost, of all but ARP's; which ones depends on `seed`, and
+    on how many of that host's came before. `shaping` says how rates are kept.
 
-    Raises ValueError for numbers that make no sense, MissingQdisc if the kernel cannot limit or delay, and LabError for
+    Raises ValueError for numbers that make no sense, MissingQdisc if the kernel cannot limit a rate, and LabError for
     whatever else the machine cannot do.
     """
-    rates, links = _checked(count, rate_mbit, delay_ms, shaping)
+    rates, links = _checked(count, rate_mbit, _Links(delay_ms, shaping, loss, seed))
     name = None
     try:
         with signals_held():
@@ -133,10 +146,11 @@ def lab(
 
 
 def up(
-    name: str, count: int, rate_mbit: Rates = None, delay_ms: float = 0.0, shaping: Shaping = Shaping()
+    name: str, count: int, rate_mbit: Rates = None, delay_ms: float = 0.0, shaping: Shaping = Shaping(),
+    loss: float = 0.0, seed: int = 0,
 ) -> List[Host]:
     """Sets up a lab that outlives this process; arguments and errors as `lab`. All of it, or nothing."""
-    rates, links = _checked(count, rate_mbit, delay_ms, shaping)
+    rates, links = _checked(count, rate_mbit, _Links(delay_ms, shaping, loss, seed))
     if not NAME.fullmatch(name):
         raise ValueError(
             f"{name!r} cannot name a lab: up to 50 letters, digits and hyphens, as in a host name, not {TEMPORARY}..."
@@ -179,9 +193,15 @@ def change(hosts: Sequence[Host], rate_mbit: Rates) -> List[Host]:
         raise ValueError("only links that have a rate can be given another one")
     links, changed = described[1], [replace(host, rate_mbit=rate) for host, rate in zip(hosts, rates)]
     for host in changed:
-        network.limit(_contents(name), host.node, host.rate_mbit, links.delay_ms > 0, links.shaping)
+        _limit(_contents(name), host, links)
     _write(name, changed, links)
     return changed
+
+
+def carried(hosts: Sequence[Host]) -> List[Dict]:
+    """What the links of a lab's hosts have carried, if they are smooth: see relay.counted(). Else nothing."""
+    folder = _contents(hosts[0].lab)
+    return relay.counted(folder, len(hosts)) if relay.is_in(folder) else []
 
 
 def down(name: str) -> None:
@@ -204,15 +224,22 @@ def status() -> List[LabStatus]:
     return [_status(name) for name in _names()]
 
 
-def _checked(count: int, rate_mbit: Rates, delay_ms: float, shaping: Shaping) -> Tuple[List[Optional[float]], _Links]:
+def _checked(count: int, rate_mbit: Rates, links: _Links) -> Tuple[List[Optional[float]], _Links]:
     if not 1 <= count <= 200:
         raise ValueError(f"a lab has 1 to 200 hosts, not {count}")
-    if not 0 <= delay_ms < 1e6:
-        raise ValueError(f"a delay must be from 0 to 1000000 ms, not {delay_ms}")
-    shaping.check()
+    if not 0 <= links.delay_ms < 1e6:
+        raise ValueError(f"a delay must be from 0 to 1000000 ms, not {links.delay_ms}")
+    if not 0 <= links.loss < 1:
+        raise ValueError(f"the share of packets that are lost must be from 0 to below 1, not {links.loss}")
+    links.shaping.check()
+    if links.are_relayed and links.shaping.shaper not in (None, "smooth"):
+        raise ValueError(f"links that delay or lose are smooth ones: leave out the shaper {links.shaping.shaper}")
     rates = _each(count, rate_mbit)
     _require()
-    return rates, _Links(delay_ms, shaping)
+    reason = relay.why_unavailable() if links.are_relayed else None
+    if reason is not None:
+        raise LabError(reason)
+    return rates, links
 
 
 def _each(count: int, rate_mbit: Rates) -> List[Optional[float]]:
@@ -245,21 +272,32 @@ def _set_up(name: str, rates: List[Optional[float]], links: _Links) -> List[Host
     names = "".join(f"{host.address} {host.name}\n" for host in hosts)
     (folder / "hosts").write_text("127.0.0.1 localhost\n" + names)
     network.create_switch(folder)
-    for node, host in enumerate(hosts):
-        network.create_host(folder, node, host.name, host.address, links.shaping)
-        if links.delay_ms:
-            network.delay(folder, node, links.delay_ms)
+    for host in hosts:
+        network.create_host(folder, host.node, host.name)
+    if links.are_relayed:
+        network.join_by_relay(folder, [links.of_rate(rate) for rate in rates])
+    else:
+        network.join_by_bridge(folder, len(hosts), links.shaping)
+    for host in hosts:
+        network.plug_in(folder, host.node, host.address, links.shaping.congestion)
         if host.rate_mbit is not None:
-            network.limit(folder, node, host.rate_mbit, links.delay_ms > 0, links.shaping)
+            _limit(folder, host, links)
     _write(name, hosts, links)
     return hosts
+
+
+def _limit(folder: Path, host: Host, links: _Links) -> None:
+    if links.are_relayed:
+        relay.set_link(folder, host.node, links.of_rate(host.rate_mbit))
+    else:
+        network.limit(folder, host.node, host.rate_mbit, links.shaping)
 
 
 def _write(name: str, hosts: Sequence[Host], links: _Links) -> None:
     path = _contents(name) / "lab.json"
     partial = path.with_suffix(".partial")
     described = [{"name": host.name, "address": host.address, "rate_mbit": host.rate_mbit} for host in hosts]
-    links_described = {"delay_ms": links.delay_ms, "shaping": links.shaping._asdict()}
+    links_described = {**links._asdict(), "shaping": links.shaping._asdict()}
     partial.write_text(json.dumps({**links_described, "hosts": described}))
     partial.replace(path)
 
@@ -272,8 +310,8 @@ def _read(name: str) -> Optional[Tuple[List[Host], _Links]]:
         described = json.loads((_contents(name) / "lab.json").read_text())
     except FileNotFoundError:
         return None
-    links = _Links(described["delay_ms"], Shaping(**described["shaping"]))
-    return [Host(**host) for host in described["hosts"]], links
+    hosts = [Host(**host) for host in described.pop("hosts")]
+    return hosts, _Links(**{**described, "shaping": Shaping(**described["shaping"])})
 
 
 def _names() -> List[str]:
@@ -298,7 +336,10 @@ def _status(name: str) -> LabStatus:
     hosts, links = described or ([], _Links())
     running = network.processes(_contents(name))
     pids = [sorted(pid for pid, node in running.items() if node == str(host.node)) for host in hosts]
-    return LabStatus(name, state, links.delay_ms, hosts, pids)
+    counts = []
+    with contextlib.suppress(RuntimeError):  # it has just been removed
+        counts = carried(hosts) if hosts else []
+    return LabStatus(name, state, links.delay_ms, links.loss, hosts, pids, counts)
 
 
 def _claim_temporary() -> str:

@@ -1,11 +1,13 @@
-"""What a lab is made of, as Linux sees it: namespaces kept alive by bind mounts, a bridge, and token buckets.
+"""What a lab is made of, as Linux sees it: namespaces kept by bind mounts, and a bridge with token buckets or a relay.
 
 A lab is one folder. On it a tmpfs is mounted, so that one unmount takes everything away:
 
     lab.json            the lab is complete, and this is what was asked for (hosts.py)
     hosts               names of the hosts, which is /etc/hosts on each of them
     switch/net          network namespace with the bridge `bridge` and, for host N, the port `portN`; where uplinks are
-                        slow beyond the host, a bridge `routerN` has that port, and a link to `bridge` of its own
+                        slow beyond the host, a bridge `routerN` has that port, and a link to `bridge` of its own. With
+                        a relay it holds that process alone
+    links, relay.log    of a relay: how the links are and what has passed (relay.py), and its last words
     N/net uts ipc shm   namespaces of host N, with the interface `eth0`; and what is /dev/shm there
 
 Namespaces that are mounted need no process to hold them. A network namespace that nobody holds any more is destroyed
@@ -17,16 +19,19 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Set, Tuple
+from typing import Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
+from p3.measure.lab import relay
 from p3.measure.lab.shaping import BURST_BYTES, Shaping
 
 COMMAND_TIMEOUT_S = 20.0
 TERMINATE_TIMEOUT_S = 2.0  # between SIGTERM and SIGKILL
 KINDS = ("net", "uts", "ipc")
+SWITCH = "switch"
 
 # Without IPv6 no address has to prove that it is unique before it can be used, and idle links stay silent.
 PREPARE_HOST = """
@@ -53,7 +58,7 @@ class LabError(RuntimeError):
 
 
 class MissingQdisc(LabError):
-    """The kernel was built without what a rate (tbf) or a delay (netem) needs."""
+    """The kernel was built without what a rate needs: tbf, or htb."""
 
 
 def enter(folder: Path, argv: Sequence[str]) -> List[str]:
@@ -80,28 +85,48 @@ def unmount(folder: Path) -> None:
 
 
 def create_switch(lab: Path) -> None:
-    switch = lab / "switch"
-    switch.mkdir()
-    (switch / "net").touch()
-    call("unshare", f"--net={switch}/net", "true")
-    _ip(switch, "link", "add", "name", "bridge", "type", "bridge", "stp_state", "0")
-    _ip(switch, "link", "set", "dev", "bridge", "up")
+    (lab / SWITCH).mkdir()
+    (lab / SWITCH / "net").touch()
+    call("unshare", f"--net={lab / SWITCH}/net", "true")
 
 
-def create_host(lab: Path, node: int, name: str, address: str, shaping: Shaping) -> None:
-    switch, host, port = lab / "switch", lab / str(node), f"port{node}"
+def create_host(lab: Path, node: int, name: str) -> None:
+    """Without a network card."""
+    host = lab / str(node)
     (host / "shm").mkdir(parents=True)
     call("mount", "-t", "tmpfs", "-o", "mode=1777", "p3lab", str(host / "shm"))
     for kind in KINDS:
         (host / kind).touch()
     call("unshare", *(f"--{kind}={host}/{kind}" for kind in KINDS), "sh", "-ec", PREPARE_HOST, name)
-    _ip(switch, "link", "add", "name", port, "type", "veth", "peer", "name", "eth0", "netns", f"{host}/net")
-    _ip(switch, "link", "set", "dev", port, "master", _router(switch, node) if shaping.beyond else "bridge", "up")
+
+
+def join_by_bridge(lab: Path, hosts: int, shaping: Shaping) -> None:
+    """Gives all hosts their cards: links that are as fast as the kernel."""
+    switch = lab / SWITCH
+    _ip(switch, "link", "add", "name", "bridge", "type", "bridge", "stp_state", "0")
+    _ip(switch, "link", "set", "dev", "bridge", "up")
+    for node in range(hosts):
+        port = f"port{node}"
+        _ip(switch, "link", "add", "name", port, "type", "veth", "peer", "name", "eth0", "netns", f"{lab}/{node}/net")
+        _ip(switch, "link", "set", "dev", port, "master", _router(switch, node) if shaping.beyond else "bridge", "up")
+
+
+def join_by_relay(lab: Path, links: Sequence[relay.Link]) -> None:
+    """Gives all hosts their cards: one link for each. The relay runs on the switch, whose processes end last."""
+    relay.prepare(lab, len(links))
+    for node, link in enumerate(links):
+        relay.set_link(lab, node, link)
+    program = [sys.executable, "-m", relay.__name__, str(lab), str(len(links))]
+    call("nsenter", f"--net={lab / SWITCH}/net", *program)
+
+
+def plug_in(lab: Path, node: int, address: str, congestion: str) -> None:
+    host = lab / str(node)
     _ip(host, "address", "add", f"{address}/24", "dev", "eth0")
     _ip(host, "link", "set", "dev", "eth0", "up")
-    if shaping.congestion != "machine":  # the kernel keeps a namespace from choosing a default that is restricted
+    if congestion != "machine":  # the kernel keeps a namespace from choosing a default that is restricted
         subnet = f"{address.rpartition('.')[0]}.0/24"
-        _ip(host, "route", "replace", subnet, "dev", "eth0", "src", address, "congctl", shaping.congestion)
+        _ip(host, "route", "replace", subnet, "dev", "eth0", "src", address, "congctl", congestion)
 
 
 def _router(switch: Path, node: int) -> str:
@@ -115,33 +140,23 @@ def _router(switch: Path, node: int) -> str:
     return name
 
 
-def delay(lab: Path, node: int, delay_ms: float) -> None:
-    """Delays what goes to a host, at the switch's port. To be called before `limit`, once.
-
-    Not at the host: netem takes packets off the sending socket's account, and TCP would then fill a queue in its own
-    host that no real machine has.
-    """
-    _tc("add", lab / "switch", f"port{node}", "root", "handle", "1:", "netem", "delay", f"{delay_ms}ms",
-        "limit", "1000000")
-
-
-def limit(lab: Path, node: int, rate_mbit: float, delayed: bool, shaping: Shaping) -> None:
-    """Sets a host's rate: up at its interface or beyond, down at the switch's port behind the delay."""
+def limit(lab: Path, node: int, rate_mbit: float, shaping: Shaping) -> None:
+    """Sets the rate of a host that the bridge joins to the others: up at its interface or beyond, down at the switch's
+    port."""
     rate, limit_bytes = f"{round(rate_mbit * 1e6)}bit", str(shaping.limit_bytes(rate_mbit))
-    switch = lab / "switch"
+    switch = lab / SWITCH
     uplink = (switch, f"up{node}") if shaping.beyond else (lab / str(node), "eth0")
-    downlink = (switch, f"port{node}")
-    for (folder, device), place in ((uplink, ["root"]), (downlink, ["parent", "1:1"] if delayed else ["root"])):
-        _SHAPE[shaping.shaper](folder, device, place, rate, limit_bytes)
+    for folder, device in (uplink, (switch, f"port{node}")):
+        _SHAPE[shaping.shaper or "tbf"](folder, device, rate, limit_bytes)
 
 
-def _tbf(folder: Path, device: str, place: Sequence[str], rate: str, limit_bytes: str) -> None:
-    _tc("replace", folder, device, *place, "tbf", "rate", rate, "burst", str(BURST_BYTES), "limit", limit_bytes)
+def _tbf(folder: Path, device: str, rate: str, limit_bytes: str) -> None:
+    _tc("replace", folder, device, "root", "tbf", "rate", rate, "burst", str(BURST_BYTES), "limit", limit_bytes)
 
 
-def _htb(folder: Path, device: str, place: Sequence[str], rate: str, limit_bytes: str) -> None:
-    _tc("replace", folder, device, *place, "pfifo")  # htb cannot be replaced by itself
-    _tc("replace", folder, device, *place, "handle", "10:", "htb", "default", "1")
+def _htb(folder: Path, device: str, rate: str, limit_bytes: str) -> None:
+    _tc("replace", folder, device, "root", "pfifo")  # htb cannot be replaced by itself
+    _tc("replace", folder, device, "root", "handle", "10:", "htb", "default", "1")
     burst = ["burst", str(BURST_BYTES), "cburst", str(BURST_BYTES), "quantum", str(BURST_BYTES)]
     call("nsenter", f"--net={folder}/net", "tc", "class", "replace", "dev", device,
          "parent", "10:", "classid", "10:1", "htb", "rate", rate, *burst)  # fmt: skip
@@ -153,16 +168,23 @@ _SHAPE = {"tbf": _tbf, "htb": _htb}
 
 def cut(lab: Path, node: int) -> None:
     """Takes a host's cable out: nothing reaches it any more or leaves it, and nobody is told."""
-    _ip(lab / "switch", "link", "set", "dev", f"port{node}", "down")
+    _set_cut(lab, node, True)
 
 
 def mend(lab: Path, node: int) -> None:
     """Puts it in again."""
-    _ip(lab / "switch", "link", "set", "dev", f"port{node}", "up")
+    _set_cut(lab, node, False)
+
+
+def _set_cut(lab: Path, node: int, is_cut: bool) -> None:
+    if relay.is_in(lab):
+        relay.cut(lab, node, is_cut)
+    else:
+        _ip(lab / SWITCH, "link", "set", "dev", f"port{node}", "down" if is_cut else "up")
 
 
 def processes(lab: Path) -> Dict[int, str]:
-    """What runs on the hosts: process id -> folder of the host."""
+    """What runs on the hosts and the switch: process id -> folder of the host, or SWITCH."""
     owner: Dict[Tuple[int, int], str] = {}
     for folder in _folders(lab):
         for kind in KINDS:
@@ -178,13 +200,14 @@ def processes(lab: Path) -> Dict[int, str]:
 
 
 def end_processes(lab: Path) -> None:
-    """SIGTERM for all that runs on the hosts, then SIGKILL. Returns when none is left."""
-    running = processes(lab)
+    """SIGTERM for all that runs on the hosts, then SIGKILL; as long as they end, a relay carries their frames. Returns
+    when none is left."""
+    running = _on_hosts(lab)
     if os.getpid() in running:
         raise LabError("this process runs on a host of the lab itself: do that from outside")
     _signal(running, signal.SIGTERM)
     deadline = time.monotonic() + TERMINATE_TIMEOUT_S
-    while processes(lab) and time.monotonic() < deadline:
+    while _on_hosts(lab) and time.monotonic() < deadline:
         time.sleep(0.01)
     deadline = time.monotonic() + COMMAND_TIMEOUT_S
     while True:
@@ -195,6 +218,10 @@ def end_processes(lab: Path) -> None:
             raise LabError(f"processes {', '.join(map(str, left))} survive SIGKILL; the lab stays")
         _signal(left, signal.SIGKILL)  # again and again: one may have had a child just before it died
         time.sleep(0.01)
+
+
+def _on_hosts(lab: Path) -> List[int]:
+    return [pid for pid, place in processes(lab).items() if place != SWITCH]
 
 
 def call(*argv: str) -> str:
@@ -239,7 +266,7 @@ def _identity(path: Path) -> Optional[Tuple[int, int]]:
     return status.st_dev, status.st_ino
 
 
-def _signal(pids: Dict[int, str], number: int) -> None:
+def _signal(pids: Iterable[int], number: int) -> None:
     for pid in pids:
         try:
             os.kill(pid, number)
@@ -257,8 +284,8 @@ def _tc(action: str, folder: Path, device: str, *argv: str) -> None:
     except LabError as error:
         if "qdisc kind is unknown" not in str(error):
             raise
-        kind = next((one for one in ("netem", "htb") if one in argv), "tbf")
+        kind = "htb" if "htb" in argv else "tbf"
         raise MissingQdisc(
-            f"this kernel has no {kind} (CONFIG_NET_SCH_{kind.upper()}), which a "
-            f"{'delay' if kind == 'netem' else 'rate'} needs: load the module sch_{kind}, or do without"
+            f"this kernel has no {kind} (CONFIG_NET_SCH_{kind.upper()}), which a rate needs: load the module "
+            f"sch_{kind}, choose the shaper smooth, or do without"
         ) from error

@@ -6,9 +6,9 @@ queue's: networks differ in these, and nobody can choose them.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
-SHAPERS = ("tbf", "htb")
+SHAPERS = ("tbf", "htb", "smooth")
 CONGESTION = ("machine", "bbr", "cubic", "reno")
 
 # Token bucket: a TCP segment of 64 KiB, counted with a header for each packet it will become, must pass whole, or the
@@ -20,14 +20,17 @@ QUEUE_MS = 20.0
 
 
 class Shaping(NamedTuple):
-    shaper: str = "tbf"  # the token bucket: a qdisc of its own, or htb with one class and a first-in-first-out queue
+    # The token bucket: a qdisc of its own, or htb with one class and a first-in-first-out queue. Or no bucket: smooth.
+    # None: tbf, or smooth where links delay or lose.
+    shaper: Optional[str] = None
     queue_ms: float = QUEUE_MS  # at the link's rate, besides the burst
-    beyond: bool = False  # the uplink is slow behind the host's interface, as at a router, and the host cannot see it
+    # The uplink is slow behind the host's interface, as at a router, where the host cannot see it: smooth ones always.
+    beyond: bool = False
     congestion: str = "machine"  # TCP's congestion control on the hosts; machine: the machine's default
 
     def check(self) -> None:
         """Raises ValueError."""
-        if self.shaper not in SHAPERS:
+        if self.shaper not in (None, *SHAPERS):
             raise ValueError(f"a shaper is one of {', '.join(SHAPERS)}, not {self.shaper!r}")
         if not 0 < self.queue_ms < 1e5:
             raise ValueError(f"a queue must be above 0 and below 100000 ms, not {self.queue_ms}")

@@ -9,7 +9,7 @@ import signal
 import sys
 
 import pytest
-from lab_traces import DEADLINE_S, needs_lab, output, traces
+from lab_traces import DEADLINE_S, needs_lab, needs_relay, output, relays, traces
 from processes import PYTHONPATH, ROOT, Process, clean_environment
 
 from p3.measure.lab import hosts, network
@@ -106,11 +106,12 @@ def test_labs_side_by_side_do_not_meet(name, other_name, start):
     assert listener.wait().code == 0
 
 
-# hosts.up(NAME, 2), ended by SIGNAL when it is about to run the command numbered POINT; with "during" that command is
-# under way and lives on.
+# hosts.up(NAME, 2), with a shaper if one is named, ended by SIGNAL when it is about to run the command numbered POINT;
+# with "during" that command is under way and lives on.
 INTERRUPTED_UP = """
 import os, sys
 from p3.measure.lab import hosts, network
+from p3.measure.lab.shaping import Shaping
 name, number, point, during = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "during"
 call, done = network.call, 0
 def interrupted(*argv):
@@ -122,7 +123,7 @@ def interrupted(*argv):
     done += 1
     return call(*argv)
 network.call = interrupted
-hosts.up(name, 2)
+hosts.up(name, 2, shaping=Shaping(*sys.argv[5:]))
 sys.exit("was not interrupted")
 """
 
@@ -131,13 +132,21 @@ sys.exit("was not interrupted")
 @pytest.mark.parametrize("point, when", [(0, "before"), (0, "during"), (1, "before"), (4, "before"), (8, "during"),
                                          (12, "before"), (16, "during")])
 @pytest.mark.parametrize("next_command", ["up", "down"])
-def test_killed_up_leaves_what_the_next_command_removes(name, start, point, when, next_command):
-    killed = start(*PYTHON, INTERRUPTED_UP, name, str(signal.SIGKILL.value), str(point), when)
+def test_killed_up_leaves_what_the_next_command_removes(name, start, point, when, next_command, shaper=()):
+    killed = start(*PYTHON, INTERRUPTED_UP, name, str(signal.SIGKILL.value), str(point), when, *shaper)
     assert killed.wait(DEADLINE_S).code == -signal.SIGKILL
     if next_command == "up":
         assert output(hosts.up(name, 2)[1], "hostname") == name + "-1"
     hosts.down(name)
     assert traces(name) == []
+
+
+@needs_relay
+@pytest.mark.parametrize("point, when", [(7, "before"), (7, "during"), (8, "before"), (11, "during")])
+@pytest.mark.parametrize("next_command", ["up", "down"])
+def test_killed_up_leaves_no_relay_that_the_next_command_does_not_end(name, start, point, when, next_command):
+    test_killed_up_leaves_what_the_next_command_removes(name, start, point, when, next_command, ["smooth"])
+    assert relays(name) == []
 
 
 @needs_lab
@@ -307,6 +316,7 @@ def test_lab_is_not_taken_down_from_one_of_its_hosts(name, start):
     ("up --delay 1", "'1' is not a delay such as 0.1ms"),
     ("up --queue 5", "'5' is not a delay such as 0.1ms"),
     ("up --shaper sfq", "invalid choice: 'sfq'"),
+    ("up --loss 0.5", "'0.5' is not a share in percent such as 0.5%"),
     ("up --congestion vegas", "invalid choice: 'vegas'"),
     ("exec first -- true", "'first' is not a number from 0 to 200"),
 ])  # fmt: skip
@@ -320,6 +330,8 @@ def test_senseless_argument_is_refused_with_an_example(p3_lab, arguments, words)
     ("up --name a/b", "'a/b' cannot name a lab"),
     ("up --name tmp-1", "'tmp-1' cannot name a lab"),
     ("up --nodes 3 --rate 1gbit,2gbit", "3 hosts need 3 rates or one for all, not 2"),
+    ("up --loss 100%", "must be from 0 to below 1, not 1.0"),
+    ("up --delay 1ms --shaper htb", "links that delay or lose are smooth ones: leave out the shaper htb"),
     ("up --rate 0mbit", "a rate must be from 0.1 to 1000000 Mbit/s, not 0.0"),
     ("exec 0", "needs the command to run"),
     ("exec 0 --name lab2 -- true", "takes its options before NODE; '--name' stands where the command begins"),
