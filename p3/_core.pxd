@@ -232,6 +232,8 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
         void choose_route(int, int, cbool) except +raise_as_python
         cbool is_idle(int) except +raise_as_python
         void release(int) except +raise_as_python
+        void recut(int, const CKeyPlan&) except +raise_as_python
+        uint64_t round(int) except +raise_as_python
         void move_rows(int, const CKeyPlan&, vector[uint8_t], const RowRange&, Completion) except +raise_as_python
         void capture(int, uint64_t, float*, Completion) except +raise_as_python
         cbool keeps_residual(int) except +raise_as_python
@@ -245,6 +247,7 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
         Counters counters() except +raise_as_python
         vector[Late] late() except +raise_as_python
         Traffic traffic_with(int) except +raise_as_python
+        uint64_t take_full_rate() except +raise_as_python
         KeyCounters key_counters(int) except +raise_as_python
         void mark_stall(int, int64_t, int64_t) except +raise_as_python
         cbool close(double) except +raise_as_python
@@ -270,6 +273,7 @@ cdef extern from "p3/server.h" namespace "p3" nogil:
         void start() except +raise_as_python
         void define(const CKeyPlan&, string, int) except +raise_as_python
         void define_successor(const CKeyPlan&, uint32_t) except +raise_as_python
+        void recut(const CKeyPlan&, uint32_t, uint64_t) except +raise_as_python
         void drop(uint32_t) except +raise_as_python
         cbool drop_store(int) except +raise_as_python
         void load(uint32_t, uint32_t, uint8_t, const void*, size_t) except +raise_as_python

@@ -536,6 +536,20 @@ cdef class P3Worker:
             self.core.move_rows(key, core_plan, moving, share, operation.completion[0])
         return operation
 
+    def recut(self, int key, plan not None):
+        """Another cut of a key of which nothing is under way, from its next round on. ValueError otherwise."""
+        cdef CKeyPlan core_plan = key_plan(plan)
+        self.core.recut(key, core_plan)
+
+    def round(self, int key):
+        """The last one that this worker has begun."""
+        return self.core.round(key)
+
+    def take_full_rate(self):
+        """Bytes per second: the greatest that this machine's link has carried while it was full, since the last call;
+        0: it was not."""
+        return self.core.take_full_rate()
+
     def choose_route(self, int key, int pushes, cbool as_slices=False):
         self.core.choose_route(key, pushes, as_slices)
 

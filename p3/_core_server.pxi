@@ -63,6 +63,11 @@ cdef class P3Server:
         with nogil:
             self.running().define_successor(core_plan, predecessor)
 
+    def recut(self, plan not None, uint32_t predecessor, uint64_t round):
+        cdef CKeyPlan core_plan = key_plan(plan)
+        with nogil:
+            self.running().recut(core_plan, predecessor, round)
+
     def drop(self, uint32_t wire_key):
         with nogil:
             self.running().drop(wire_key)

@@ -87,6 +87,13 @@ struct KeyPlan {
   // Whether a key can go over from it to another plan between two rounds, and to it from that one.
   bool can_move() const { return has_rows() && is_synchronous(); }
   bool can_follow(const KeyPlan& former) const { return can_move() && former.can_move() && fits(former); }
+  // Whether it differs from another plan in nothing but how a dense key is cut and where its slices are, so that a job may go
+  // over to it while it rests; where the servers have an optimizer, they keep more than that, and it may not.
+  bool is_another_cut_of(const KeyPlan& former) const {
+    return fits(former) && !has_rows() && !is_gathered() && !takes_steps() && !tells_norms() && is_synchronous() &&
+           former.is_synchronous() && reduction == former.reduction && update == former.update &&
+           value_codec == former.value_codec && value_codec.residuals() == 0;
+  }
   // Whether the workers of a machine may add up what they have for the servers, and encode the sum: each clock of
   // staleness is one worker's, and so is the momentum of a codec that makes steps.
   bool adds_up_on_machine() const { return !codec.makes_steps() && is_synchronous(); }

@@ -4,7 +4,7 @@
 // who has had less gets a smaller one, and so less again. And windows that differ between the processes of a job leave
 // links half empty that are full both ways. So each process says what its link carries, and all go by what the job has
 // agreed on (docs/decisions.md).
-// Threads: who writes; rate(), connections() and agree() any. Memory: outlives the streams that it is given to.
+// Threads: who writes; rate(), connections(), take_full_rate() and agree() any. Memory: outlives the streams that it is given to.
 #pragma once
 
 #include <atomic>
@@ -41,6 +41,10 @@ class LinkRate {
   // Bytes per second; 0: not known yet. The greatest of late, because often there is less to send.
   uint64_t rate() const { return rate_; }
 
+  // The greatest that was measured while a connection was full, since this was asked last; 0: none was. Of a link that has
+  // less to send than it could, nobody knows how fast it is.
+  uint64_t take_full_rate() { return full_rate_.exchange(0); }
+
   // What all processes of the job go by from here on.
   void agree(const LinkShare& link);
   // That; before, what this process knows.
@@ -51,8 +55,10 @@ class LinkRate {
  private:
   std::unique_ptr<NetworkCard> card_;
   std::atomic<uint64_t> connections_{0}, rate_{0}, version_{0};
-  uint64_t period_ = 1, measurements_ = 0;                        // in this period
-  uint64_t filled_ = 0;                                           // connections, in this period
+  uint64_t period_ = 1, measurements_ = 0;  // in this period
+  uint64_t filled_ = 0;                     // connections, in this period
+  bool is_full_ = false;                    // one was, since_
+  std::atomic<uint64_t> full_rate_{0};
   std::atomic<uint64_t> agreed_rate_{0}, agreed_connections_{0};  // 0: nothing is agreed yet
   uint64_t written_ = 0;                                          // since_
   std::optional<uint64_t> card_then_;                             // what the card had sent, since_

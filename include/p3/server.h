@@ -77,6 +77,11 @@ class Server {
   // Another plan of a key of rows that is defined already, with a wire key of its own. It gets its rows, and what the
   // optimizer keeps for them, from the workers, before the first of them is answered.
   virtual void define_successor(const KeyPlan& plan, uint32_t predecessor) = 0;
+  // Another cut of a dense key that rests, with a wire key of its own: all workers have had the answers of all rounds up to
+  // that one, and none begins another before this returns. What was of the former plan is dropped; of the value, which is
+  // the last sum, nothing moves: until the next round the servers have zeros. Throws Error(kUsage) where they keep more of
+  // the key than sums, or a round of it is under way.
+  virtual void recut(const KeyPlan& plan, uint32_t predecessor, uint64_t round) = 0;
   // Drops a key that has a successor, once every worker has left it for that.
   virtual void drop(uint32_t wire_key) = 0;
   // Forgets all keys of a store, and its settings, once every worker has had all of its answers and sends no more: a

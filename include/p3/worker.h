@@ -154,6 +154,12 @@ class Worker {
   // any other key.
   void set_optimizer(int key, const OptimizerSpec& spec);
 
+  // Another cut of a dense key, on which the job has agreed while it rests: nothing of the key is under way, and its next
+  // round goes by that plan. What compression has left out stays. Throws Error(kUsage) if something is, or the key cannot.
+  void recut(int key, const KeyPlan& plan);
+  // The last round of the key that this worker has begun.
+  uint64_t round(int key) const;
+
   // Keys of rows (rows.h), for row_sparse gradients. `rows` and `row_elements` never change. `landing` may be null in
   // init(), push_rows() and skip(): the rows stay on the servers, and this worker fetches those that it wants.
   int declare_rows(std::string name, uint64_t rows, uint64_t row_elements, DType dtype);
@@ -236,6 +242,8 @@ class Worker {
   // Workers of this machine that keep the others waiting, as of a moment ago, if this worker leads it.
   std::vector<Late> late() const;
   Traffic traffic_with(int server) const;
+  // Of the link that leaves this machine, in bytes per second: LinkRate's.
+  uint64_t take_full_rate();
   KeyCounters key_counters(int key) const;
 
   // Orderly end: waits until nothing is pending (at most timeout_s), says goodbye to the servers, stops the threads.

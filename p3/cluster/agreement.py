@@ -31,9 +31,9 @@ _MAX_DIMENSIONS = 32  # NumPy 1's
 
 _OF_SNAPSHOTS = "snapshot_written snapshot_failed snapshot_checked progress"
 _FROM = dict(  # who may send what
-    worker=("announce option order barrier repartition moved release count bye joined captured snapshot_taken "
+    worker=("announce option order barrier repartition moved replan release count bye joined captured snapshot_taken "
             "check_snapshot resume load_snapshot demand_snapshot mark " + _OF_SNAPSHOTS).split(),
-    server=("loaded defined option_set dropped counted inherited " + _OF_SNAPSHOTS).split(),
+    server=("loaded defined option_set dropped counted inherited recut_done " + _OF_SNAPSHOTS).split(),
 )  # fmt: skip
 
 Sent = List[Tuple[Node, dict]]
@@ -87,6 +87,8 @@ class Agreement:
         self._loaded: Dict[int, Set[Node]] = {}  # by wire key: servers that have its first value from a snapshot
         self._orders: Dict[int, dict] = {}  # by store, the latest
         self._leaving: Dict[int, Tuple[Identity, Set[Node]]] = {}  # former plans of sparse keys: who still uses them
+        self._resting: Dict[Node, dict] = {}  # who rests for another strategy, and what it has said
+        self._replans = 0  # that all workers have rested for
         self._releasing: Dict[int, Set[Node]] = {}  # by store: the workers that have done with it
         self._questions: Dict[Hashable, _Question] = {}
         self._barriers: Dict[int, Set[Node]] = {}  # of those under way: who has arrived
@@ -177,6 +179,8 @@ class Agreement:
         for store in sorted(self._releasing):
             self._releasing[store].discard(node)
             told += self._drop_if_released(store)
+        self._resting.pop(node, None)
+        told += self._replan_if_all_rest()
         self._joined.pop(node, None)
         told += self._end_join()
         told += self._snapshot_without(self._snapshots.depart(node, self._workers[0])) + self._checks_without(node)
@@ -324,11 +328,15 @@ class Agreement:
 
     def _define(self, identity: Identity, plan: KeyPlan, outcome: dict, predecessor: int) -> Sent:
         """Has the servers define the latest plan of a key; then the workers get the outcome."""
+        self._take(identity, plan)
+        self._questions["defined", plan.wire_key] = _Question(set(self._servers), self._workers, outcome)
+        return self._to(self._servers, plan.define(*identity, predecessor))
+
+    def _take(self, identity: Identity, plan: KeyPlan) -> None:
+        """The latest of the key."""
         self._plans[identity] = plan
         self._wire_keys += 1
         self._slices[plan.servers] = plan.first_slice + plan.slices
-        self._questions["defined", plan.wire_key] = _Question(set(self._servers), self._workers, outcome)
-        return self._to(self._servers, plan.define(*identity, predecessor))
 
     def _on_repartition(self, node: Node, message: dict) -> Sent:
         """Another number of partitions, once all workers have done with the plan before."""
@@ -356,6 +364,60 @@ class Agreement:
         settled = {"kind": "settled", "store": identity[0], "name": identity[1]}
         dropped = {"kind": "drop", "wire_key": message["wire_key"]}
         return self._to(self._servers, dropped) + self._to(self._workers, settled)
+
+    def _on_replan(self, node: Node, message: dict) -> Sent:
+        if node in self._resting:
+            raise ProtocolError("%s rests twice for another strategy" % (node,))
+        self._resting[node] = message
+        return self._replan_if_all_rest()
+
+    def _replan_if_all_rest(self) -> Sent:
+        """Between two rounds of all keys of some stores: they are cut by another strategy, and the servers keep nothing
+        of the cut before. If who was to tell the strategy has departed, they stay as they are."""
+        if not self._resting:
+            return []
+        if not self._resting.keys() >= set(self._workers):
+            self._check_nobody_waits_for_the_gone()
+            return []
+        words, self._resting, first = self._resting, {}, self._workers[0]
+        for node in sorted(words):
+            _compare("the stores and rounds behind which a strategy changes", first, _at(words[first]), node,
+                     _at(words[node]))  # fmt: skip
+            told = words[node]["strategy"]
+            if told and words[first]["strategy"]:
+                _compare("the strategy to change to", first, _sha256(words[first]), node, _sha256(words[node]))
+        self._replans += 1
+        keys = self._cut_anew(first, words[first]) if words[first]["strategy"] else []
+        done = {"kind": "replanned", "number": self._replans, "keys": keys}
+        if not keys:
+            return self._to(self._workers, done)
+        self._questions["recut_done", self._replans] = _Question(set(self._servers), self._workers, done)
+        plans = [{field: value for field, value in key.items() if field not in ("store", "name")} for key in keys]
+        return self._to(self._servers, {"kind": "recut", "number": self._replans, "keys": plans})
+
+    def _cut_anew(self, first: Node, word: dict) -> List[dict]:
+        """The keys of these stores whose cut is another one by the strategy of the word, as `replanned` tells them."""
+        keys, rounds = [], dict(zip(word["keys"], word["rounds"]))
+        for store in word["stores"]:
+            self._strategies.change(first, store, word["strategy"])
+        for identity, plan in sorted(self._plans.items(), key=lambda item: item[1].wire_key):
+            if identity[0] not in word["stores"] or not plan.can_be_recut:
+                continue
+            if plan.wire_key not in rounds or ("defined", plan.wire_key) in self._questions:
+                raise ProtocolError("%s does not tell the round of key %.100r" % (first, identity[1]))
+            cut = self._strategies.cut(*identity, sparse=False)
+            servers, most = cut.servers or (), cut.slice or self._slice_elements
+            if (servers, most) == (plan.servers, plan.slice_elements):
+                continue
+            turn = self._slices.get(servers, 0)
+            other = plan._replace(wire_key=self._wire_keys, first_slice=turn, slice_elements=most, servers=servers)
+            agreed = self._agreed.pop(plan.wire_key)
+            self._agreed[other.wire_key] = other.agreed(*identity, agreed["shape"])
+            self._loaded.pop(plan.wire_key, None)
+            self._take(identity, other)
+            told = other.recut(plan.wire_key, rounds[plan.wire_key])
+            keys.append({"store": identity[0], "name": identity[1], **told})
+        return keys
 
     def _on_release(self, node: Node, message: dict) -> Sent:
         """A store is gone when every worker has released it, and every server has then dropped it."""
@@ -492,6 +554,9 @@ class Agreement:
 
     def _on_defined(self, node: Node, message: dict) -> Sent:
         return self._answered(node, "defined", message["wire_key"])
+
+    def _on_recut_done(self, node: Node, message: dict) -> Sent:
+        return self._answered(node, "recut_done", message["number"])
 
     def _on_option_set(self, node: Node, message: dict) -> Sent:
         return self._answered(node, "option_set", (message["store"], message["name"]))
@@ -688,6 +753,12 @@ class Agreement:
                 raise DisagreementError(
                     "%s left the job while %s waits in barrier %d" % (min(gone), min(arrived), number)
                 )
+        gone = self._left - self._resting.keys()
+        if self._resting and gone:
+            raise DisagreementError(
+                "%s left the job while %s waits for all workers to change the strategy"
+                % (min(gone), min(self._resting))
+            )
         for store, done in sorted(self._releasing.items()):
             gone = self._left - done
             if gone:
@@ -712,6 +783,15 @@ class Agreement:
 def joined_message(node: Node, step: int) -> dict:
     """Of a lost worker, which takes part in no snapshot."""
     return {"kind": "joined", "worker": node.rank, "step": step, "round": 0}
+
+
+def _at(word: dict) -> dict:
+    """Where a worker rests for another strategy, which all must do at the same point."""
+    return {"stores": word["stores"], **{"key %d" % key: done for key, done in zip(word["keys"], word["rounds"])}}
+
+
+def _sha256(word: dict) -> dict:
+    return {"sha256": word["strategy"].get("sha256")}
 
 
 def _claim_bytes(identity: Identity, value: dict) -> int:

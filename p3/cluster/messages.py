@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping
 from p3.errors import ProtocolError
 from p3.plan.key_plan import REDUCTIONS, UPDATES
 
-PROTOCOL_VERSION = 16
+PROTOCOL_VERSION = 17
 MAX_BYTES_BEFORE_JOIN = 4 << 10
 MAX_BYTES = 16 << 20
 MAX_GROUPS = 16  # of layers, in a worker's report of its waits
@@ -129,6 +129,8 @@ _PLAN = {
     "codec": _flat, "reduction": _one_of(*REDUCTIONS), "update": _one_of(*UPDATES), "value_codec": _flat,
     "servers": _list_of(_int),
 }  # fmt: skip
+# Of a key that is cut anew while the job rests: the plan before, and the last round that went by it.
+_RECUT = {**_PLAN, "predecessor": _int, "round": _int}
 _SERVER = _object({"host": _str, "port": _int, "local": _str, "machine": _str})
 _WORKER = _object({"host": _str, "local": _str, "machine": _str})
 
@@ -188,6 +190,10 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     "count": {"number": _int},  # of the worker's request for the servers' counters
     "repartition": {"store": _int, "name": _name, "partitions": _int},  # of a sparse key; rank 0
     "moved": {"wire_key": _int},  # this worker has done with that plan of a sparse key
+    # This worker rests, behind these rounds of all keys of these stores, for them to be cut by another strategy, told
+    # as the option of that name. The first worker's counts; {}: it knows of none, and all stays.
+    "replan": {"stores": _list_of(_int), "strategy": _flat, **_ROUNDS},
+    "recut_done": {"number": _int},  # a server has done what `recut` asked
     "release": {"store": _int},  # and with all keys of that store
     # A server has loaded its part of that key from a snapshot; before `defined`. To worker 0, when all have.
     "loaded": {"wire_key": _int},
@@ -281,6 +287,9 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     "missing": {"rank": _int, "attempt": _int, "joins": _int, **_ROUNDS},
     "found": {"rank": _int},
     "caught_up": {},  # to who has taken its place: that was all of the past
+    "recut": {"number": _int, "keys": _list_of(_object(_RECUT))},  # to servers: these are other cuts of keys that rest
+    # To workers, when all servers have: go on by these plans; there may be none.
+    "replanned": {"number": _int, "keys": _list_of(_object({"store": _int, "name": _name, **_RECUT}))},
     "drop": {"wire_key": _int},  # no worker uses it any more
     "drop_store": {"store": _int},  # nor any key of that store
     "set_option": {"store": _int, "name": _str, "value": _flat},

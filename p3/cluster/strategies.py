@@ -23,11 +23,7 @@ class Strategies:
 
     def take(self, node: Node, store: int, told: Mapping[str, Any]) -> None:
         """What rank 0 has told of a store. ProtocolError if it is none; DisagreementError if the job has another."""
-        given = _read(node, store, told)
-        try:
-            given.require_servers(self._num_servers)
-        except ConfigError as error:
-            raise ProtocolError("%s set the strategy of store %d: %s" % (node, store, error)) from None
+        given = self._given(node, store, told)
         if self._of_job == Strategy():
             self._of_stores[store] = given
             return
@@ -37,6 +33,18 @@ class Strategies:
                 "%s gives store %d the strategy %s, and P3_STRATEGY gives the job %s: they differ in %s. Leave one of "
                 "them out" % (node, store, given.path, self._of_job.path, differing)
             )
+
+    def change(self, node: Node, store: int, told: Mapping[str, Any]) -> None:
+        """While the job trains, whatever the store or the job had before. ProtocolError if it is none."""
+        self._of_stores[store] = self._given(node, store, told)
+
+    def _given(self, node: Node, store: int, told: Mapping[str, Any]) -> Strategy:
+        given = _read(node, store, told)
+        try:
+            given.require_servers(self._num_servers)
+        except ConfigError as error:
+            raise ProtocolError("%s set the strategy of store %d: %s" % (node, store, error)) from None
+        return given
 
     def cut(self, store: int, name: Name, sparse: bool) -> Cut:
         """Of a key that rank 0 has announced. DisagreementError if its entry does not fit it."""

@@ -12,6 +12,7 @@ from typing import Any, List, Mapping, Optional, Union
 
 from p3 import codecs
 from p3.plan.key_plan import KeyPlan
+from p3.plan.strategy import AUTO
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,8 @@ STATE_FILES = Choice("files of an optimizer's states", "`save_states`, `load_sta
 STEPS_TAKEN = Choice("an optimizer that has taken steps", "in PyTorch")
 RELEASE = Choice("the release of a store", "`optimizer.release()`")
 MOVING = Choice("other partitions while a job trains", "`Session.repartition`")
+RECUT = Choice("another strategy while a job trains",
+               '`strategy="auto"`, `P3_STRATEGY=auto`, `optimizer.change_strategy()`')  # fmt: skip
 ADDED_UP = Choice("gradients of several backward passes", "`no_sync()`, no `zero_grad()`")
 JOIN = Choice("join()", "`optimizer.join()`")
 SHOWN_MEANS = Choice("mean gradients that the script sees before step()",
@@ -202,6 +205,11 @@ def of_losses(on_worker_loss: str) -> List[Choice]:
 def of_server_losses(on_server_loss: str) -> List[Choice]:
     """P3_ON_SERVER_LOSS."""
     return {"fail": [], "continue": [HEIRS]}[on_server_loss]
+
+
+def of_strategy(path: Optional[str]) -> List[Choice]:
+    """P3_STRATEGY."""
+    return [RECUT.said("P3_STRATEGY=auto is set")] if path == AUTO else []
 
 
 def of_job(takes_snapshots: bool, on_worker_loss: str, on_server_loss: str = "fail") -> List[Choice]:

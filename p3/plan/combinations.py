@@ -15,9 +15,9 @@ from p3.plan.choices import (
     ADDED_UP, AGGREGATION, AVERAGE, AWAITED, BY_SERVERS, BY_STEPS, BY_WORKERS, CHECK, CLIPPED, CLIPPING, CLOSURE,
     Choice, DENSE, DGC, ENCODED, ENCODED_BACK, FACTORS, GPU, GROWING, HEIRS, INDEPENDENT, JOIN, JOINT, LATE_SCALER,
     LEAVING, LOCAL_STEPS, LOW_RANK, MEAN, MOVING, MXNET, NAMED_SCALER, NORM, NOT_FLOAT32, NO_RULE, OTHER_RULE, PLAIN,
-    RELEASE, REPLACED, REPLICAS, RESIDUAL, RESIDUAL_BACK, ROWS, SCALER, SGD, SHOWN_MEANS, SNAPSHOTS, STALE, STATE_FILES,
-    STEPS_TAKEN, TORCH, TRAINERS, UNAWAITED, UNNAMED_SCALER, VECTOR, WEIGHTS, WEIGHTS_OF_ENDED, WHOLE_NUMBERS,
-    of_plan,
+    RECUT, RELEASE, REPLACED, REPLICAS, RESIDUAL, RESIDUAL_BACK, ROWS, SCALER, SGD, SHOWN_MEANS, SNAPSHOTS, STALE,
+    STATE_FILES, STEPS_TAKEN, TORCH, TRAINERS, UNAWAITED, UNNAMED_SCALER, VECTOR, WEIGHTS, WEIGHTS_OF_ENDED,
+    WHOLE_NUMBERS, of_plan,
 )  # fmt: skip
 from p3.plan.key_plan import KeyPlan
 
@@ -189,6 +189,18 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
               "Unset P3_ON_WORKER_LOSS, or set it to continue"),
     Exclusion(HEIRS, (LOCAL_STEPS,), "the servers keep the global weights, which would be lost with one",
               "Unset P3_ON_SERVER_LOSS"),
+    Exclusion(RECUT, (STALE, SGD, OTHER_RULE, DGC), "the servers keep values and states, which would have to move",
+              'Let the workers update: DistributedOptimizer does by itself with strategy="auto", without staleness '
+              "and dgc, and with synchronous=True or max_grad_norm; or leave it out"),
+    Exclusion(RECUT, (RESIDUAL_BACK,), "what the servers have left out of sums would have to move",
+              'Use bf16 or fp16 for what comes back ("down"), or leave it out'),
+    Exclusion(RECUT, (LOW_RANK,), "nobody has tried it", "Use another compression, or leave it out"),
+    Exclusion(RECUT, (HEIRS,), "who takes over from a lost server goes by what the workers have of each slice, and of "
+              "one that was just cut they have nothing", "Leave it out, or unset P3_ON_SERVER_LOSS"),
+    Exclusion(RECUT, (REPLACED,), "a lost worker's successor gets its values from the servers, which have none then",
+              "Leave it out, or unset P3_ON_WORKER_LOSS"),
+    Exclusion(RECUT, (LOCAL_STEPS, MXNET), "nobody has tried it",
+              "Leave it out; `p3 plan` writes a strategy to a file"),
     Exclusion(REPLACED, (NO_RULE,), "the workers have the weights, and a lost one has taken them with it",
               "Let the servers update (update_on_kvstore=True, and an optimizer that they know), or unset "
               "P3_ON_WORKER_LOSS"),
@@ -285,7 +297,7 @@ def contradiction(plan: KeyPlan) -> str:
 # docs/strategies.md
 
 _COLUMNS = (STALE, ENCODED, ENCODED_BACK, DGC, LOW_RANK, FACTORS, ROWS, AVERAGE)
-_BESIDE = (*_COLUMNS, SGD, OTHER_RULE, NO_RULE, SNAPSHOTS, REPLACED, LEAVING, HEIRS, AGGREGATION, MOVING)
+_BESIDE = (*_COLUMNS, SGD, OTHER_RULE, NO_RULE, SNAPSHOTS, REPLACED, LEAVING, HEIRS, AGGREGATION, MOVING, RECUT)
 
 
 def tables() -> str:

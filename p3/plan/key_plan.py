@@ -116,6 +116,12 @@ class KeyPlan(NamedTuple):
         return Axes(*(getattr(self, field) for field in Axes._fields))
 
     @property
+    def can_be_recut(self) -> bool:
+        """While the job rests: a dense key of which the servers keep no more than sums."""
+        is_dense = not self.row_elements and not self.parts and self.reduction != "norm"
+        return is_dense and self.staleness == 0 and self.update == "servers"
+
+    @property
     def rows(self) -> int:
         """Of a key of rows."""
         return self.elements // self.row_elements
@@ -155,9 +161,12 @@ class KeyPlan(NamedTuple):
         fields = {field: getattr(self, field) for field in _SUCCESSOR_FIELDS}
         return dict(fields, kind="repartitioned", store=store, name=name)
 
+    def recut(self, predecessor: int, round: int) -> Dict[str, Any]:
+        return dict(self._fields_sent(), predecessor=predecessor, round=round)
+
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> KeyPlan:
-        """That of a `define` or `agreed` message."""
+        """That of a `define` or `agreed` message, or of a key in a `recut` or `replanned` one."""
         fields = message if "elements" in message else {**message, "elements": math.prod(message["shape"])}
         return cls(**{**{field: fields[field] for field in cls._fields}, "servers": tuple(fields["servers"])})
 

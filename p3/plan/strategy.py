@@ -21,6 +21,7 @@ from p3.errors import ConfigError
 from p3.plan.key_plan import Name
 
 VERSION = 1
+AUTO = "auto"  # in the place of a path: made while the job trains (p3/frontend/plans.py)
 _MOST_TURNS = 10_000  # of one list of servers
 _MOST_ELEMENTS = 1 << 28  # of a slice
 _MOST_BYTES = 64 << 20  # of a file
@@ -128,7 +129,7 @@ class Turns:
 
 def of_job(path: Optional[str], num_servers: int) -> Strategy:
     """P3_STRATEGY's. ConfigError if it cannot be read, is none, or is for more servers."""
-    if path is None:
+    if path is None or path == AUTO:
         return Strategy()
     strategy = load(path)
     strategy.require_servers(num_servers)
@@ -139,6 +140,11 @@ def given(by_script: Given) -> Optional[Strategy]:
     """What a script says. ConfigError as load()."""
     if by_script is None:
         return None
+    if by_script == AUTO:
+        raise ConfigError(
+            'strategy="auto" is of p3.torch.DistributedOptimizer alone: have `p3 plan` write a file. One of that name '
+            'is "./auto"'
+        )
     if isinstance(by_script, (str, os.PathLike)):
         return load(os.fspath(by_script))
     if not isinstance(by_script, Mapping):

@@ -37,9 +37,9 @@ DROP_AGAIN_S = 0.002  # all that a store has sent has arrived, and the sender's 
 
 
 def apply(core: P3Server, message: dict, only_sums: bool = False) -> Optional[dict]:
-    """Applies a `define`, `drop`, `departed`, `inherit`, `set_option` or `count_for` message to the core; returns the
-    answer, if there is one. ValueError if it makes no sense. `only_sums`: each worker updates by itself, whatever
-    optimizer a store has."""
+    """Applies a `define`, `recut`, `drop`, `departed`, `inherit`, `set_option` or `count_for` message to the core;
+    returns the answer, if there is one. ValueError if it makes no sense. `only_sums`: each worker updates by itself,
+    whatever optimizer a store has."""
     if message["kind"] == "define":
         plan = KeyPlan.of(message)
         problem = combinations.contradiction(plan)
@@ -59,6 +59,10 @@ def apply(core: P3Server, message: dict, only_sums: bool = False) -> Optional[di
     if message["kind"] == "count_for":
         counters = dict(core.counters(), cpu_s=time.process_time())
         return {"kind": "counted", "worker": message["worker"], "number": message["number"], "counters": counters}
+    if message["kind"] == "recut":
+        for key in message["keys"]:
+            core.recut(KeyPlan.of(key), key["predecessor"], key["round"])
+        return {"kind": "recut_done", "number": message["number"]}
     if message["kind"] == "drop":
         core.drop(message["wire_key"])
     if message["kind"] == "departed":

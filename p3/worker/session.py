@@ -5,8 +5,8 @@
         session.init(key, first_value if session.is_first else None, landing).wait(60)
         session.pushpull(key, gradient, landing, priority=0, lr=0.1).wait(60)   # landing holds the new value
 
-What blocks: open(), set_option(), set_strategy(), release(), barrier(), server_counters() and close(), each with a
-deadline. All else returns at once.
+What blocks: open(), set_option(), set_strategy(), change_strategy(), release(), barrier(), server_counters() and
+close(), each with a deadline. All else returns at once.
 Threads: every method may be called from any thread. The control connection lives in a daemon thread of its own; the
 core's threads do the sending, so heartbeats go on while Python's lock is held elsewhere.
 Errors: wrong use is ValueError. A failed job is P3Error, the same first failure in every later call; its text starts
@@ -40,6 +40,7 @@ from p3.worker.lowrank.matrices import Matrices
 from p3.worker.members import Members
 from p3.worker.orders import Orders
 from p3.worker.questions import Barriers, ServerCounters
+from p3.worker.recut import Recut
 from p3.worker.repartition import Repartition
 from p3.worker.replacement.progress import Progress
 from p3.worker.servers import Servers
@@ -76,6 +77,7 @@ class Session(Control):
         self._repartition = Repartition(self, link)
         self._options = StoreOptions(self, link, self._repartition)
         self.keys = Keys(self, link, self._options, self._repartition)
+        self._recut = Recut(self, link)
         self.low_rank = Matrices(self)
         # Of whoever keeps back pushes that other workers count on: called at the end, and waits for them to leave.
         self.to_finish: Set[Callable[[], None]] = {self.low_rank.finish}
@@ -417,6 +419,21 @@ class Session(Control):
         self.check()
         if strategy is not None:
             self._options.set_strategy(store, strategy)
+
+    def change_strategy(self, stores: Sequence[int], strategy: Optional[Strategy]) -> bool:
+        """From the next round on the keys of these stores are cut as `strategy` says, and as nothing says where it is
+        Strategy(). Whether any key has changed.
+
+        Every worker calls it at the same point, with nothing of these keys under way; it returns when all have gone
+        over, at most P3_WAIT_TIMEOUT_S later. The first worker's strategy counts (is_first): one that knows of none
+        gives None, and if the first one gives that, nothing changes. For stores without an optimizer: of their keys the
+        servers have the last sum alone, which nobody needs any more, and until the next round they have zeros in its
+        place. Keys of rows, of factors and of norms stay as they are. Sums are of the same gradients in the same order
+        as before.
+        ValueError where that cannot be (p3/plan/combinations.py), ConfigError if the job lacks a server that it names.
+        """
+        self.check()
+        return self._recut.change(stores, strategy)
 
     def set_optimizer(self, store: int, description: dict) -> None:
         """set_option() of what p3.plan.optimizers.describe() makes of an optimizer."""

@@ -25,6 +25,17 @@ def say_lossy(label: str, option: str, of: str, value: Mapping[str, Any]) -> Non
     log.warning("%s: %s is compressed, %s. That is lossy: training differs from uncompressed", label, what, value)
 
 
+def told_of(label: str, store: int, strategy: Strategy) -> Dict[str, str]:
+    """A strategy as messages have it. ValueError if it is too long for one."""
+    text = strategy.text()
+    if len(text) > _MOST_BYTES_OF_STRATEGY:
+        raise ValueError(
+            "%s: the strategy %s of store %d has more than %d MiB: give it by P3_STRATEGY, from a file"
+            % (label, strategy.path, store, _MOST_BYTES_OF_STRATEGY >> 20)
+        )
+    return {"sha256": strategy.sha256, "text": text, "path": sendable(strategy.path)}
+
+
 class StoreOptions:
     """Of one session, whose lock guards it."""
 
@@ -67,14 +78,9 @@ class StoreOptions:
     def set_strategy(self, store: int, strategy: Strategy) -> None:
         """See Session.set_strategy."""
         strategy.require_servers(self._session.num_servers)
-        text = strategy.text()
-        if len(text) > _MOST_BYTES_OF_STRATEGY:
-            raise ValueError(
-                "%s: the strategy %s of store %d has more than %d MiB: give it by P3_STRATEGY, from a file"
-                % (self._session.label, strategy.path, store, _MOST_BYTES_OF_STRATEGY >> 20)
-            )
-        value = {"sha256": strategy.sha256}
-        told = {**value, "text": text, "path": sendable(strategy.path)} if self._session.is_first else value
+        told, value = told_of(self._session.label, store, strategy), {"sha256": strategy.sha256}
+        if not self._session.is_first:
+            told = value
         self._set(store, planner.STRATEGY, value, told)
 
     def _set(self, store: int, name: str, value: Dict[str, Any], told: Dict[str, Any]) -> None:

@@ -83,6 +83,33 @@ void Registry::define_successor(const KeyPlan& plan, uint32_t predecessor) {
   add(std::move(entry));
 }
 
+void Registry::recut(const KeyPlan& plan, uint32_t predecessor, uint64_t round) {
+  auto entry = std::make_unique<Entry>();
+  {
+    MutexLock lock(mutex_);
+    const auto found = keys_.find(predecessor);
+    if (found == keys_.end()) host_.refuse_call("there is no key " + std::to_string(predecessor) + " to be cut anew.");
+    const ServerKey& former = found->second->key;
+    require(former, problem_with(plan));
+    require(former, problem_with_servers(plan, num_servers_));
+    const bool has_sums_alone = plan.is_another_cut_of(former.plan) && optimizer_of_store(former.store) == nullptr;
+    require(former, has_sums_alone ? "" : "its servers keep more of it than sums, which would have to move");
+    for (const auto& shard : found->second->shards)
+      require(former, shard == nullptr || shard->published == round ? "" : "a round of it is under way");
+    entry->key = former;
+  }
+  entry->key.plan = plan;
+  add(std::move(entry));
+  for (Shard* shard : shards_of(plan.wire_key)) shard->begin_behind(round);
+  MutexLock lock(mutex_);
+  const auto former = keys_.find(predecessor);
+  for (const auto& shard : former->second->shards)
+    if (shard != nullptr) shard->leave_norm();
+  leaving_.push_back(std::move(former->second));
+  keys_.erase(former);
+  free_idle_locked();
+}
+
 void Registry::add(std::unique_ptr<Entry> entry) {
   const KeyPlan plan = entry->key.plan;
   try {

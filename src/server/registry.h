@@ -39,7 +39,8 @@ class Registry {
   // Error(kUsage) if servers keep more of one than sums.
   void inherit(const Registry& other);
   void define_successor(const KeyPlan& plan, uint32_t predecessor);
-  // These, and free_idle(), in the receiver thread, so that no frame is between find() and Shard::uses.
+  void recut(const KeyPlan& plan, uint32_t predecessor, uint64_t round);
+  // These, recut() and free_idle(), in the receiver thread, so that no frame is between find() and Shard::uses.
   void drop(uint32_t wire_key);
   bool drop_store(int store);
   // Frees keys that were dropped and that nobody works on, or borrows from, any more.

@@ -96,6 +96,14 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   void define_successor(const KeyPlan& plan, uint32_t predecessor) override {
     registry_.define_successor(plan, predecessor);
   }
+  void recut(const KeyPlan& plan, uint32_t predecessor, uint64_t round) override {
+    transport_.run_in_receiver([&] {
+      if (!inherited_.empty()) refuse_call("it serves for a lost server, and cannot cut keys anew.");
+      registry_.recut(plan, predecessor, round);
+      if (has_lost_)
+        for (Shard* shard : registry_.shards_of(plan.wire_key)) note_lost_workers(*shard);
+    });
+  }
   void drop(uint32_t wire_key) override {
     transport_.run_in_receiver([&] { registry_.drop(wire_key); });
   }

@@ -195,6 +195,13 @@ void Shard::take_over(const Claims& its) {
     inits_[static_cast<size_t>(worker)] = its.inits_of_worker(worker);
 }
 
+void Shard::begin_behind(uint64_t round) {
+  if (bytes_ > 0) std::memset(value_, 0, bytes_);
+  published = round;
+  is_begun_ = true;
+  std::fill(inits_.begin(), inits_.end(), turns.begin_behind(round));
+}
+
 void Shard::report_norm(uint64_t round, const NormPart& part) {
   const StoreNorm::Waiting waiting = key.norm->report(norm_place_, round, part);
   if (waiting.shard != nullptr) host_.resume(*waiting.shard, waiting.urgency);

@@ -89,6 +89,8 @@ class Shard {
   std::atomic<int> uses{0};
 
   // --- before any frame is for it ----------------------------------------------------------------------------------
+  // Of a key that was cut anew behind that round, of whose value nobody needs anything: Server::recut().
+  virtual void begin_behind(uint64_t round);
   // What a snapshot has of it, as Server::load() says. False: it does not fit.
   virtual bool load(uint8_t, const void*, size_t) { return false; }
 
@@ -105,6 +107,11 @@ class Shard {
   virtual void take_over(const Claims& its);
   // Of this round, as its first push brought them.
   RoundSettings settings() const { return round_.numbers.settings(); }
+
+  // It will report no more to its store's norm. Between two rounds.
+  void leave_norm() {
+    if (key.reports_norm()) key.norm->leave(norm_place_);
+  }
 
   // In the receiver thread: nothing is worked on, and all that it lent has come back. Whatever comes for it must be
   // refused from here on, and then it may go.

@@ -2,7 +2,7 @@
 // round is complete; when all are in, the shard of the norm's own key tells the workers.
 //
 // A worker pushes its next round of a key only behind the norm of the round before, so reports are of one round at a time.
-// Memory:  16 bytes for each shard.
+// Memory:  24 bytes for each shard that there has been.
 // Threads: any.
 #pragma once
 
@@ -28,12 +28,21 @@ class StoreNorm {
     Urgency urgency{};
   };
 
-  // One more shard will report: its place. Before the first round. Parts are added up in the order of places.
+  // One more shard will report: its place. Before the first round, or while all rest. Parts are added up in the order of
+  // places.
   size_t join() {
     MutexLock lock(mutex_);
+    ++members_;
     parts_.emplace_back();
     rounds_.push_back(0);
     return parts_.size() - 1;
+  }
+
+  // The shard at that place will report no more. While all rest.
+  void leave(size_t place) {
+    MutexLock lock(mutex_);
+    --members_;
+    parts_[place] = {};
   }
 
   // Whether it is too late for another one.
@@ -53,7 +62,7 @@ class StoreNorm {
     rounds_[place] = round;
     if (is_open_) return {};
     ++reported_;
-    return reported_ < parts_.size() ? Waiting() : std::exchange(waiting_, {});
+    return reported_ < members_ ? Waiting() : std::exchange(waiting_, {});
   }
 
   // Of a server that this one inherits from, before any report: which round is to be told, go_on_behind() says.
@@ -73,7 +82,7 @@ class StoreNorm {
   // False: some have not reported, and the last one's report() returns `who`.
   bool is_complete(const Waiting& who) {
     MutexLock lock(mutex_);
-    if (reported_ < parts_.size()) waiting_ = who;
+    if (reported_ < members_) waiting_ = who;
     return waiting_.shard == nullptr;
   }
 
@@ -89,6 +98,7 @@ class StoreNorm {
 
  private:
   Mutex mutex_;
+  size_t members_ P3_GUARDED_BY(mutex_) = 0;            // shards that report
   std::vector<NormPart> parts_ P3_GUARDED_BY(mutex_);   // by place
   std::vector<uint64_t> rounds_ P3_GUARDED_BY(mutex_);  // of these
   bool is_open_ P3_GUARDED_BY(mutex_) = false, is_inherited_ P3_GUARDED_BY(mutex_) = false;

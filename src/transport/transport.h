@@ -138,6 +138,8 @@ class Transport {
   Traffic traffic() const;  // of all vans
   uint64_t system_calls() const { return system_calls_; }
   Traffic traffic_with(const std::vector<int>& vans) const;
+  // LinkRate's.
+  uint64_t take_full_rate() { return link_.take_full_rate(); }
 
  private:
   using Clock = std::chrono::steady_clock;

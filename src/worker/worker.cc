@@ -129,6 +129,24 @@ void Worker::agree(int handle, const KeyPlan& plan, bool catches_up) {
   impl_->transport_.send(frames);
 }
 
+void Worker::recut(int handle, const KeyPlan& plan) {
+  MutexLock lock(impl_->mutex_);
+  Key& key = impl_->find(handle);
+  const bool can = key.plan && plan.is_another_cut_of(*key.plan) && problem_with(plan).empty() &&
+                   problem_with_servers(plan, impl_->num_servers_).empty() && !impl_->outlives_servers;
+  if (!can || !key.is_idle())
+    impl_->refuse_call("key '" + key.name + "' cannot be cut anew" +
+                       (can ? ": it has operations under way" : ", or not so"));
+  impl_->add_wire_key(key, handle, plan.wire_key);
+  impl_->adopt(key, plan);
+  if (key.machine_sum != nullptr) key.machine_sum = impl_->leader_.sum_of(key, plan, key.round + 1);
+}
+
+uint64_t Worker::round(int key) const {
+  MutexLock lock(impl_->mutex_);
+  return impl_->find(key).round;
+}
+
 bool Worker::is_idle(int key) const {
   MutexLock lock(impl_->mutex_);
   return impl_->find(key).is_idle();
@@ -256,6 +274,8 @@ Counters Worker::counters() const {
 Traffic Worker::traffic_with(int server) const {
   return impl_->transport_.traffic_with({impl_->van_of_server(server)});
 }
+
+uint64_t Worker::take_full_rate() { return impl_->transport_.take_full_rate(); }
 
 KeyCounters Worker::key_counters(int key) const {
   MutexLock lock(impl_->mutex_);

@@ -1,6 +1,7 @@
 """What nodes agree on: rank 0's word decides, contradictions name both workers, nobody waits for the gone."""
 
 import random
+import re
 
 import pytest
 
@@ -10,6 +11,7 @@ from p3.cluster.node import Node
 from p3.errors import DisagreementError, ProtocolError
 from p3.plan.key_plan import KeyPlan
 from p3.plan.strategy import Cut, Strategy
+from p3.worker.store_options import told_of
 
 WORKERS = [Node("worker", rank, "w%d" % rank) for rank in range(3)]
 SERVERS = [Node("server", rank, "s%d" % rank) for rank in range(2)]
@@ -651,3 +653,84 @@ def test_who_has_left_says_no_more():
     job.say(WORKERS[0], "bye")
     with pytest.raises(ProtocolError):
         job.announce(0, "w")
+
+
+# Another strategy while the job trains
+
+
+def rest(job, rank, rounds, strategy=None, stores=(0,)):
+    told = {} if strategy is None else told_of("", 0, strategy)
+    job.say(WORKERS[rank], "replan", stores=list(stores), strategy=told, **messages.columns(rounds))
+
+
+def two_keys():
+    job = Job(4)
+    for name in ("a", "b"):
+        for rank in range(3):
+            job.announce(rank, name)
+    job.answer_all()
+    return job
+
+
+def test_a_strategy_changes_when_all_rest_and_servers_come_before_workers():
+    job, rounds = two_keys(), {0: 5, 1: 4}
+    rest(job, 1, rounds)
+    rest(job, 0, rounds, Strategy(Cut((1,)), {"b": Cut((0, 1))}))
+    assert not job.sent[SERVERS[0]]
+    rest(job, 2, rounds)
+    recut = job.sent[SERVERS[0]][-1]
+    assert job.sent[SERVERS[1]][-1] == recut
+    cuts = [(one["predecessor"], one["wire_key"], one["round"], one["servers"]) for one in recut["keys"]]
+    assert cuts == [(0, 2, 5, [1]), (1, 3, 4, [0, 1])]
+    job.say(SERVERS[0], "recut_done", number=1)
+    assert "replanned" not in job.kinds(WORKERS[0])
+    job.say(SERVERS[1], "recut_done", number=1)
+    for worker in WORKERS:
+        told = job.sent[worker][-1]
+        assert [(one["name"], KeyPlan.of(one).servers) for one in told["keys"]] == [("a", (1,)), ("b", (0, 1))]
+    assert set(job.agreement.stores()) == {2, 3}, "of whoever comes later"
+    for rank in range(3):
+        job.announce(rank, "c")
+    assert job.sent[SERVERS[0]][-1]["servers"] == [1], "a later key as well"
+
+
+def test_what_is_cut_so_already_stays_and_without_the_first_workers_word_all_does():
+    job, rounds = two_keys(), {0: 5, 1: 4}
+    for rank in range(3):
+        rest(job, rank, rounds, Strategy())
+    assert job.sent[WORKERS[2]][-1] == {"kind": "replanned", "number": 1, "keys": []}
+    for rank in (2, 1):
+        rest(job, rank, rounds)
+    assert job.agreement.depart(WORKERS[0])[:2] == [
+        (worker, {"kind": "replanned", "number": 2, "keys": []}) for worker in WORKERS[1:]
+    ]
+
+
+@pytest.mark.parametrize("other, problem", [
+    (dict(rounds={0: 5, 1: 5}), "behind which a strategy changes: key 1 is 4 on the first and 5 on the second"),
+    (dict(stores=(0, 1)), "behind which a strategy changes: stores is (0,) on the first and (0, 1) on the second"),
+    (dict(strategy=Strategy(Cut((0,)))), "the strategy to change to: sha256"),
+])  # fmt: skip
+def test_workers_that_rest_elsewhere_or_want_another_strategy_are_named(other, problem):
+    job, usual = two_keys(), dict(rounds={0: 5, 1: 4}, strategy=Strategy(Cut((1,))))
+    rest(job, 0, **usual)
+    rest(job, 1, **usual)
+    with pytest.raises(DisagreementError, match=re.escape(problem)):
+        rest(job, 2, **{**usual, **other})
+
+
+def test_nobody_rests_for_one_who_has_left_nor_twice():
+    job = two_keys()
+    rest(job, 0, {0: 5, 1: 4})
+    with pytest.raises(ProtocolError, match="worker 0 .* rests twice"):
+        rest(job, 0, {0: 5, 1: 4})
+    with pytest.raises(DisagreementError, match="worker 1 .* left the job while worker 0 .* waits for all workers to"):
+        job.say(WORKERS[1], "bye")
+
+
+def test_a_server_that_the_job_lacks_ends_it():
+    job = two_keys()
+    for rank in (1, 2):
+        rest(job, rank, {0: 5, 1: 4})
+    with pytest.raises(ProtocolError, match="worker 0 .* set the strategy of store 0: .* server 7 is named"):
+        rest(job, 0, {0: 5, 1: 4}, Strategy(Cut((7,))))

@@ -9,12 +9,14 @@ from p3.cluster import messages
 from p3.cluster.agreement import Agreement
 from p3.cluster.node import Node
 from p3.errors import DisagreementError
+from p3.plan.strategy import Cut, Strategy
+from p3.worker.store_options import told_of
 
 SERVERS = [Node("server", rank, "s%d" % rank) for rank in range(2)]
 SGD = {"name": "sgd", "momentum": 0.5, "clip_gradient": -1.0, "multi_precision": False}
 
 # What a script does, and waits for at once. A snapshot is taken behind each step.
-CALLS = ("announce", "option", "barrier", "release", "step")
+CALLS = ("announce", "option", "barrier", "release", "step", "replan")
 
 
 class Worker:
@@ -25,7 +27,7 @@ class Worker:
         self.node, self.program, self._alive = node, list(program), alive
         self.completed = 0  # snapshots that it has completed
         self._more = []  # to be said next
-        self.at = self.barriers = self.steps = self.joins = 0
+        self.at = self.barriers = self.steps = self.joins = self.replans = 0
         self.heard, self.store, self.awaits = [], 0, None
         self.has_said_bye = False
 
@@ -69,6 +71,24 @@ class Worker:
         store, self.store = self.store, self.store + 1
         self.awaits = self._has_heard("released", store=store)
         return dict(kind="release", store=store)
+
+    def _replan(self):
+        self.replans += 1
+        self.awaits = self._has_heard("replanned", number=self.replans)
+        told = {}
+        if self._alive[0] is self:
+            told = told_of("", 0, Strategy(Cut((self.replans % 2,), 1 + self.replans % 3)))
+        keys = list(self.plans().values())
+        return dict(kind="replan", stores=[self.store], strategy=told, keys=keys, rounds=[7] * len(keys))
+
+    def plans(self):
+        """The wire key of each key of the store, by name, as this worker has heard."""
+        known = {}
+        for message in self.heard:
+            for agreed in [message] if message["kind"] == "agreed" else message.get("keys", []):
+                if agreed["store"] == self.store:
+                    known[agreed["name"]] = agreed["wire_key"]
+        return known
 
     def _step(self):
         """Which all take together. The first worker completes the step's snapshot, and waits until that is over."""
@@ -123,6 +143,9 @@ def test_whoever_is_left_comes_to_the_end(data):
             return {"kind": "snapshot_written", "round": message["round"], "bytes": 1, "sha256": "0" * 64}
         if message["kind"] == "drop_store":
             return {"kind": "dropped", "store": message["store"]}
+        if message["kind"] == "recut":
+            assert all(key["round"] == 7 for key in message["keys"])
+            return {"kind": "recut_done", "number": message["number"]}
         return None
 
     stopped = False
@@ -157,6 +180,7 @@ def test_whoever_is_left_comes_to_the_end(data):
             return
     assert all(one.has_said_bye for one in alive), [(one.node, one.at) for one in alive]
     assert stopped
+    assert all(one.plans() == alive[0].plans() for one in alive)
     for one in alive:
         for message in one.heard:
             if message["kind"] == "barrier_done":

@@ -103,6 +103,14 @@ void Turns::note_late_clocks(Clock::time_point now, LateWorkers& late) const {
   }
 }
 
+uint32_t Turns::begin_behind(uint64_t round) {
+  constexpr uint32_t kFirst = 1;
+  std::fill(next_round_.begin(), next_round_.end(), round + 1);
+  std::fill(inits_.begin(), inits_.end(), kFirst);
+  has_value_ = true;
+  return kFirst;
+}
+
 // --- a server that is lost -----------------------------------------------------------------------------------------
 
 bool Turns::go_on_behind(int worker, uint64_t landed, uint32_t inits, uint64_t published, bool has_value) {

@@ -50,6 +50,10 @@ class Turns {
   // those who push as one, their leader stands.
   void note_late(Clock::time_point now, LateWorkers& late) const;
 
+  // Of a key that was cut anew while it rested: all workers are behind that round. Returns how many inits of each count as
+  // having come.
+  uint32_t begin_behind(uint64_t round);
+
   // --- a server that is lost ---------------------------------------------------------------------------------------
   // Of a shard that is inherited: this worker has the value of round `landed`, of so many first ones. `published`: the
   // latest that any worker has; `has_value`: any has one. False: no worker can be so far behind.

@@ -73,6 +73,11 @@ void DenseShard::take_over(const Claims& its) {
   has_first_value_ = true;
 }
 
+void DenseShard::begin_behind(uint64_t round) {
+  Shard::begin_behind(round);
+  has_first_value_ = true;
+}
+
 uint8_t DenseShard::part_of_master(const Optimizer* its) const {
   const Compression& back = key.plan.value_codec;
   if (back.codec() == nullptr) return Shard::part_of_master(its);

@@ -16,6 +16,7 @@ class DenseShard : public Shard {
   size_t answer_bytes(const Header& header) const override;
 
   void take_over(const Claims& its) override;
+  void begin_behind(uint64_t round) override;
   bool load(uint8_t part, const void* content, size_t bytes) override;
 
  protected:

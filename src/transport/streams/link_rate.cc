@@ -25,6 +25,7 @@ void LinkRate::leaves_by_card_of(int fd) {
 }
 
 void LinkRate::filled(uint64_t& noted) {
+  is_full_ = true;
   if (std::exchange(noted, period_) == period_ || ++filled_ <= connections_) return;
   connections_ = filled_;
   ++version_;
@@ -38,7 +39,9 @@ void LinkRate::wrote(uint64_t bytes) {
   const auto card_now = card_->bytes_sent();
   const uint64_t of_card = card_then_ && card_now && *card_now > *card_then_ ? *card_now - *card_then_ : 0;
   const double seconds = std::chrono::duration<double>(now - since_).count();
-  measured(static_cast<uint64_t>(static_cast<double>(std::max(written_, of_card)) / seconds));
+  const auto rate = static_cast<uint64_t>(static_cast<double>(std::max(written_, of_card)) / seconds);
+  if (std::exchange(is_full_, false) && rate > full_rate_) full_rate_ = rate;
+  measured(rate);
   written_ = 0;
   card_then_ = card_now;
   since_ = now;

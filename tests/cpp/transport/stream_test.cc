@@ -413,6 +413,23 @@ TEST(SocketStream, TellsItsLinkHowFastItIs) {
   EXPECT_EQ(link.connections(), 1u);
 }
 
+TEST(SocketStream, TellsItsLinkHowFastItIsWhileItIsFull) {
+  LinkRate link;
+  const StreamPair pair = socket_pair(far_tcp_pair());
+  pair.first->share_link(&link);
+  move_through(pair, 64 << 20);
+  const uint64_t full = link.take_full_rate();
+  EXPECT_GT(full, 0u);
+  EXPECT_LE(full, link.rate() + link.rate() / 2) << "of which that forgets a little";
+  EXPECT_EQ(link.take_full_rate(), 0u) << "nothing has been sent since";
+}
+
+TEST(LinkRate, IsNotKnownOfALinkThatWasNeverFull) {
+  LinkRate link;
+  while (link.rate() == 0) link.wrote(1 << 20);  // a measurement takes a while
+  EXPECT_EQ(link.take_full_rate(), 0u);
+}
+
 // Or a job's windows were sized for memory as soon as two processes of one machine have a socket between them.
 TEST(SocketStream, HasNoPartInTheLinkIfItStaysOnTheMachine) {
   LinkRate link;
