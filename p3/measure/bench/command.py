@@ -18,7 +18,8 @@ from p3.errors import ConfigError
 from p3.measure.arguments import list_of, names_among, names_of, number, slice_size
 from p3.measure.bench import experiments
 from p3.measure.jobs import stores
-from p3.measure.lab.command import delay, rates, told
+from p3.measure.lab.command import SHAPER_HELP, delay, rates, share, told
+from p3.measure.lab.shaping import CONGESTION, SHAPERS
 from p3.measure.replay import models
 from p3.measure.trainings import resnets
 from p3.settings import Settings
@@ -154,7 +155,16 @@ def _options(experiment: experiments.Experiment, defaults: Dict) -> Dict[str, Di
         "rates": option("a rate for each host, where they differ", rates, "R,R[,...]"),
         "hostfile": option("real hosts over ssh: nothing is throttled, --rate says how fast they are (default: "
                            "measured)", metavar="FILE"),
-        "delay": option("delay between hosts, one way, for example 0.1ms (default: none)", delay, "D"),
+        "delay": option("delay between hosts, one way, for example 50ms (default: none)", delay, "D"),
+        "packet_loss": option("share of the packets between hosts that are lost, for example 0.1%% (default: none)",
+                              share, "P"),
+        "shaper": option(SHAPER_HELP, choices=SHAPERS),
+        "delays": option("delays between hosts, one way (default %(default)s)", list_of(delay), "D[,...]",
+                         default="10ms,100ms"),
+        "packet_losses": option("shares of the packets that are lost (default 0%%,0.1%%)", list_of(share), "P[,...]",
+                                default="0%,0.1%"),
+        "congestions": option("TCP's congestion controls (default %(default)s)", names_among(CONGESTION),
+                              default="cubic,bbr"),
         # How often.
         "stores": option("stores, comma-separated; those of torch also with a compression, as p3_torch_int8, "
                          "p3_torch_int8-bf16 or ddp_25_fp16 (default %(default)s)",
@@ -179,6 +189,8 @@ def _bench(options: argparse.Namespace, settings: Settings, _command: List[str])
             raise ConfigError(f"p3 bench {options.experiment} takes one --{name}; several: {', '.join(able)}")
     if options.rates:
         _check_rates(options)
+    if options.hostfile is not None and (options.packet_loss or options.shaper):
+        raise ConfigError("p3 bench --packet-loss and --shaper are of a lab's links, not of those of a --hostfile")
     if options.clip is not None:
         leave_out_what_cannot_clip(options)
     with told():

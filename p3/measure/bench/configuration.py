@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Dict, NamedTuple, Optional, Tuple
 
 from p3.measure.bench.paths import PATHS, Path
+from p3.measure.lab.shaping import Shaping
 from p3.measure.trainings import mxnet_convnet
 
 
@@ -30,10 +31,18 @@ class Configuration(NamedTuple):
     strategy_text: str = ""  # of its file; "": there is none
     predicted_s: Optional[float] = None  # by the simulator
     from_mbit: Optional[float] = None  # the links' rate until it changes to rate_mbit; None: it does not change
+    packet_loss: float = 0.0  # share of the packets
+    shaper: Optional[str] = None  # and congestion control, of the lab's; None: the path's
+    congestion: Optional[str] = None
 
     @property
     def path(self) -> Path:
         return Path() if self.path_name is None else PATHS[self.path_name]
+
+    @property
+    def shaping(self) -> Shaping:
+        chosen = {"shaper": self.shaper, "congestion": self.congestion}
+        return self.path.shaping._replace(**{name: value for name, value in chosen.items() if value is not None})
 
     @property
     def workers(self) -> int:
@@ -67,7 +76,8 @@ class Configuration(NamedTuple):
         later = {"goal_loss": self.goal_loss, "path": self.path_name, "batch": self.batch, "clip": self.clip,
                  "compute_share": self.compute_share, "strategy": self.strategy,
                  "strategy_text": self.strategy_text or None, "predicted_s": self.predicted_s,
-                 "from_mbit": self.from_mbit,
+                 "from_mbit": self.from_mbit, "packet_loss": self.packet_loss or None, "shaper": self.shaper,
+                 "congestion": self.congestion,
                  "release": None if self.release == "layer" else self.release}  # fmt: skip
         return {**fields, **{name: value for name, value in later.items() if value is not None}}
 

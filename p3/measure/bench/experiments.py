@@ -50,7 +50,8 @@ def _replayed() -> Tuple[str, ...]:
 
 
 # Options, as command.py has them.
-_PLACE = ("hosts", "rate", "rates", "hostfile", "delay")
+_LINKS = ("delay", "packet_loss", "shaper")
+_PLACE = ("hosts", "rate", "rates", "hostfile", *_LINKS)
 _COURSE = ("iterations", "warmup", "repeats", "timeout", "out")
 _REPLAYED = (
     "models", "jitter", "optimizer", "release", "clip", "compute", "slice_elements", "stores", "size", *_PLACE, *_COURSE
@@ -277,6 +278,21 @@ def paths(options: Namespace) -> List[Configuration]:
     return [_configuration(options, model, path_name=name, label=name) for model in options.models for name in PATHS]
 
 
+def distance(options: Namespace) -> List[Configuration]:
+    _need_hosts(options)
+    _need_rate(options)
+    return [
+        _configuration(
+            options, model, delay_ms=delay_ms, packet_loss=loss, congestion=congestion,
+            label=f"{delay_ms:g} ms one way, {100 * loss:g}% lost, {congestion}",
+        )
+        for model in options.models
+        for delay_ms in options.delays
+        for loss in options.packet_losses
+        for congestion in options.congestions
+    ]  # fmt: skip
+
+
 def compute(options: Namespace) -> List[Configuration]:
     return [
         _configuration(options, TRAINED, rate_text(rate), compute_s=None, rate_mbit=rate, goal_loss=options.loss)
@@ -356,13 +372,16 @@ def _configuration(options: Namespace, model: str, label: str, **differing) -> C
         "slice_elements": options.slice_elements,
         "release": options.release,
         "clip": options.clip,
+        "delay_ms": options.delay,
+        "packet_loss": options.packet_loss,
+        "shaper": options.shaper,
         **differing,
     }
     fields["slice_elements"] = key_plan.slice_elements(fields["slice_elements"], num_servers=fields["hosts"])
     if fields["rates_mbit"]:
         fields["rate_mbit"] = max(fields["rates_mbit"])
     return Configuration(
-        experiment=options.experiment, model=model, delay_ms=options.delay, label=label,
+        experiment=options.experiment, model=model, label=label,
         computation=named(options.experiment).computation.name, **{"size": _size(options, model), **fields},
     )  # fmt: skip
 
@@ -464,6 +483,14 @@ EXPERIMENTS: Tuple[Experiment, ...] = (
         tables=(partial(times, tables.PATH),),
     ),
     Experiment(
+        "distance", "hosts far from each other: delays, losses and congestion controls, and the bound with that delay",
+        distance,
+        {"stores": OURS, "models": "vgg19", "rate": "100mbit", "shrink": 0.2, "iterations": 4, "repeats": 1},
+        options=_but(["rates", "hostfile", "delay", "packet_loss"], "delays", "packet_losses", "congestions"),
+        megabytes=16,
+        tables=(partial(times, tables.DISTANCE),),
+    ),
+    Experiment(
         "staleness", "workers that may be rounds apart, beside dist_async: steps of varying length, a slow link",
         staleness,
         {"stores": ",".join(("dist_sync", OURS, *names("apart"))), "models": "resnet50", "hosts": "4",
@@ -554,7 +581,7 @@ EXPERIMENTS: Tuple[Experiment, ...] = (
     Experiment(
         "validation", "many different configurations, each short, for `p3 simulate --validate`", validation,
         {"stores": OURS, "hosts": "2,3,4,6,8", "rate": None, "compute": None, "iterations": 3, "repeats": 1},
-        options=("models", "jitter", "optimizer", "without_held_out", "stores", "hosts", "delay", *_COURSE),
+        options=("models", "jitter", "optimizer", "without_held_out", "stores", "hosts", *_LINKS, *_COURSE),
         several=("hosts",),
         tables=(partial(times, tables.ALL),),
         is_held_out=validated.is_held_out,
@@ -568,6 +595,8 @@ COMMON_DEFAULTS: Dict = {
     "rate": "800mbit",
     "compute": 1.0,
     "delay": 0.0,
+    "packet_loss": 0.0,
+    "shaper": None,
     "slice_elements": "auto",
     "iterations": 5,
     "warmup": 2,

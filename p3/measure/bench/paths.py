@@ -20,6 +20,7 @@ PATHS: Dict[str, Path] = {
     "CUBIC": Path(Shaping(congestion="cubic")),
     "BBR": Path(Shaping(congestion="bbr")),
     "htb": Path(Shaping(shaper="htb")),
+    "no bursts": Path(Shaping(shaper="smooth")),
     "queue of 100 ms": Path(Shaping(queue_ms=100.0)),
     "queue of 5 ms": Path(Shaping(queue_ms=5.0)),
     "slow beyond the host": Path(Shaping(beyond=True)),

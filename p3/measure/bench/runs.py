@@ -38,7 +38,8 @@ class Site(NamedTuple):
 def lab_site(configuration: Configuration) -> Iterator[Site]:
     """A lab of its own for each comparison. Nothing else listens there, so any ports will do."""
     rates = configuration.rates_mbit or configuration.from_mbit or configuration.rate_mbit
-    with hosts.lab(configuration.hosts, rates, configuration.delay_ms, configuration.path.shaping) as made:
+    how = (configuration.delay_ms, configuration.shaping, configuration.packet_loss)
+    with hosts.lab(configuration.hosts, rates, *how) as made:
         yield Site(made, made[0], iter(range(9100, 65536)))
 
 

@@ -173,7 +173,8 @@ def _bars(view: Figure, results: Results) -> matplotlibs.Figure:
     summaries = summarise(results.runs)
     regimes: Dict[Tuple, List[Summary]] = {}
     for one in summaries:
-        regime = (one.rate_mbit, one.compute_s, one.delay_ms, one.hosts, one.release, one.clip)
+        links = (one.rate_mbit, one.delay_ms, one.packet_loss, one.shaper)
+        regime = (*links, one.compute_s, one.hosts, one.release, one.clip)
         regimes.setdefault(regime, []).append(one)
     stores = drawing.stores(summaries)
     groups = max(len({one.model for one in members}) for members in regimes.values())

@@ -55,6 +55,9 @@ class Configuration:
     compute_share: Later[Positive]  # compute_s was chosen so: of what the bound's communication takes
     strategy: Later[Text]  # how the servers' shares were chosen: "none": equal; or as `p3 plan` does
     from_mbit: Later[Positive]  # the links' rate before it changed to rate_mbit, while the job ran
+    packet_loss: Later[NotNegative]  # share of the packets
+    shaper: Later[Text]  # of the links, and TCP's congestion control, where they were chosen
+    congestion: Later[Text]
 
     @property
     def configuration(self) -> Configuration:

@@ -211,7 +211,7 @@ def setting(one: Configuration, told: Sequence[str]) -> str:
         "model": "%s, %.3g MB" % (model_label(one.model), one.bytes / 1e6),
         "rate": _rates(one),
         "compute": _computation(one),
-        "delay": "%g ms delay" % one.delay_ms if one.delay_ms else "",
+        "delay": _links(one),
         "hosts": "%d host%s" % (one.hosts, "" if one.hosts == 1 else "s"),
         "slice": "" if one.slice_elements is None else "slices of %d" % one.slice_elements,
         "batch": "" if one.batch is None else "batches of %d" % one.batch,
@@ -219,6 +219,17 @@ def setting(one: Configuration, told: Sequence[str]) -> str:
         "clip": "" if one.clip is None else "clipped to a norm of %g" % one.clip,
     }
     return ", ".join(parts[name] for name in told if parts[name])
+
+
+def _links(one: Configuration) -> str:
+    """What else is said of them besides their rates."""
+    parts = [
+        "%g ms delay" % one.delay_ms if one.delay_ms else "",
+        "%g%% of packets lost" % (100 * one.packet_loss) if one.packet_loss else "",
+        "%s links" % one.shaper if one.shaper else "",
+        one.congestion or "",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def _rates(one: Configuration) -> str:

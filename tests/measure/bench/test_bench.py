@@ -12,7 +12,7 @@ import time
 
 import lab_results as made
 import pytest
-from lab_traces import needs_lab
+from lab_traces import needs_lab, needs_relay
 from processes import PYTHONPATH, Process, clean_environment
 
 from p3 import cli
@@ -24,6 +24,7 @@ from p3.measure.bench.paths import PATHS, Path
 from p3.measure.jobs import job as jobs
 from p3.measure.jobs import nic, stores
 from p3.measure.lab import hosts
+from p3.measure.lab.shaping import Shaping
 from p3.measure.planning.names import by_number
 from p3.measure.replay import bound, models
 from p3.measure.results import records as written
@@ -464,6 +465,37 @@ def test_links_may_have_rates_of_their_own(capsys):
     assert made.identity()["rates_mbit"] == [20, 40]
     assert cli.main(["bench", "targets", "--hosts", "3", "--rates", "20mbit,40mbit"]) == 1
     assert "has 2 rates; it needs one for each of the --hosts" in capsys.readouterr().err
+
+
+def test_links_may_be_long_lossy_and_smooth(capsys):
+    one = ("targets", "--models", "bert", "--regimes", "slow")
+    (made,) = configurations(*one, "--delay", "50ms", "--packet-loss", "0.5%")
+    assert (made.delay_ms, made.packet_loss, made.shaping) == (50, 0.005, Shaping())
+    assert made.identity()["packet_loss"] == 0.005 and "shaper" not in made.identity()
+    (made,) = configurations(*one, "--shaper", "smooth")
+    assert made.shaping == Shaping("smooth") and made.identity()["shaper"] == "smooth"
+    assert cli.main(["bench", "targets", "--hostfile", "hosts", "--shaper", "smooth"]) == 1
+    assert "are of a lab's links" in capsys.readouterr().err
+
+
+def test_distance_is_all_delays_with_all_losses_and_congestion_controls():
+    made = configurations("distance", "--delays", "5ms,20ms", "--packet-losses", "0%,1%", "--congestions", "bbr,reno")
+    assert [(one.delay_ms, one.packet_loss, one.shaping.congestion) for one in made] == list(
+        itertools.product((5, 20), (0, 0.01), ("bbr", "reno"))
+    )
+    near, far = (limits.goal(one).seconds for one in (made[0], made[-1]))
+    assert far == pytest.approx(near + 0.015)  # the bound knows the delay
+
+
+@needs_relay
+def test_distance_compares_with_the_bound_with_delay(bench, capsys):
+    few = ["--delays", "5ms", "--packet-losses", "0%", "--congestions", "cubic"]
+    status, _, records = bench("distance", *TINY, "--models", "sockeye", "--compute", "0.02", "--rate", "400mbit", *few)
+    assert status == 0, records
+    (record,) = runs_of(records, ["congestion"])
+    assert_right(record)
+    assert (record["delay_ms"], record["congestion"]) == (5, "cubic")
+    assert "5 ms delay, cubic" in capsys.readouterr().out
 
 
 def test_validation_can_leave_out_what_must_not_be_looked_at():
