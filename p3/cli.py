@@ -94,6 +94,10 @@ def _run(options, settings: Settings, command: List[str]) -> int:
     )
 
 
+def _strategy(text: str) -> str:
+    return text if text == strategy.AUTO else os.path.abspath(text)
+
+
 def _join(options, _settings: Settings, command: List[str]) -> int:
     from p3.launch.joining import join
 
@@ -250,7 +254,8 @@ def _parser(measuring: Sequence[str] = _MEASURING) -> argparse.ArgumentParser:
     )
     run.add_argument("--snapshot-every", metavar="N", help="steps between two snapshots: P3_SNAPSHOT_EVERY")
     run.add_argument(
-        "--strategy", type=os.path.abspath, metavar="FILE", help="which servers hold what, by `p3 plan`: P3_STRATEGY"
+        "--strategy", type=_strategy, metavar="FILE",
+        help="which servers hold what, by `p3 plan`; or `auto`: planned while the job trains: P3_STRATEGY",
     )
     run.add_argument(
         "--grace",

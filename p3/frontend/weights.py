@@ -23,6 +23,7 @@ from p3.frontend.compression import Compression, Given
 from p3.frontend.order import Order
 from p3.frontend.rounds import KeyRounds, Round, let_servers_divide
 from p3.frontend.steps import Count, Steps
+from p3.plan import choices, combinations
 from p3.plan import strategy as strategies
 from p3.settings import Settings
 from p3.worker.key import Key
@@ -50,6 +51,7 @@ class Weights(snapshots.Trainer):
             raise ValueError("the optimizer is %r; it must be a torch_* of p3.plan.optimizers" % (optimizer,))
         self._session, self._staleness, self._compression = session, staleness, Compression(compression)
         settings = Settings.from_env(os.environ)
+        combinations.require("weights", choices.of_optimizer(optimizer), *choices.of_strategy(settings.strategy))
         plan = strategies.given(strategy)
         if plan is not None:
             plan.require(session.num_servers, first)

@@ -69,6 +69,7 @@ class Store:
 
     def __init__(self, kind):
         settings = Settings.from_env(os.environ)
+        combinations.require("a store of MXNet", choices.MXNET, *choices.of_strategy(settings.strategy))
         self.kind, self.staleness = kind, Staleness(kind, settings.staleness)
         session = self.session = sessions.current()
         self.engine_is_naive = os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"

@@ -79,7 +79,8 @@ def DistributedOptimizer(  # a class to its users
 
     `strategy`, the same on every worker: which servers hold what of these parameters, the path of a file that `p3 plan`
     has written, or a dict of what such a file has (docs/planning.md). It has entries for these parameters alone. With
-    P3_STRATEGY, which is for all keys of a job, it must say the same.
+    P3_STRATEGY, which is for all keys of a job, it must say the same. "auto": it is made while the job trains, and
+    again when links change; then the workers update, and the weights have the same bits as with any other one.
 
     Raises ValueError for what cannot be trained so, ConfigError or RendezvousError if there is no job to join.
     """
@@ -92,7 +93,8 @@ def DistributedOptimizer(  # a class to its users
         require_model(one)
     if max_grad_norm is not None:
         require_norm(max_grad_norm, "max_grad_norm")
-    compressions, plan = compressions_of(optimizer, compression), strategies.given(strategy)
+    compressions = compressions_of(optimizer, compression)
+    plan = strategies.AUTO if strategy == strategies.AUTO else strategies.given(strategy)
     if isinstance(optimizer, _Distributed):
         optimizer.release()
         optimizer.__class__ = type(optimizer).__bases__[1]
@@ -159,6 +161,16 @@ class _Distributed:
         with staleness, or for what is no such number; and, a little later, if only some workers call it.
         """
         self._p3.weigh(samples)
+
+    def change_strategy(self, strategy: strategies.Given) -> None:
+        """From the next step on servers hold what `strategy` says, as DistributedOptimizer() takes it, but "auto";
+        None: what they would without one.
+
+        Between two steps, by every worker at the same point, where the workers update. It waits for the step under
+        way, and until all have gone over. The weights have the same bits as without it, unless gradients are compressed
+        and slices get another size. ValueError where it cannot be, ConfigError for a strategy that does not fit.
+        """
+        self._p3.change_strategy(strategies.given(strategy))
 
     def no_sync(self) -> ContextManager[None]:
         """Within it, backward passes add up gradients and send nothing."""

@@ -86,7 +86,8 @@ class Options(NamedTuple):
         for: `others`, by the names of the arguments; TypeError for one that is not `known`. ConfigError for the job's
         settings."""
         refusal = combinations.refusal(choices.LOCAL_STEPS, *choices.of_losses(settings.on_worker_loss),
-                                       *choices.of_server_losses(settings.on_server_loss))  # fmt: skip
+                                       *choices.of_server_losses(settings.on_server_loss),
+                                       *choices.of_strategy(settings.strategy))  # fmt: skip
         if refusal:
             raise ConfigError(refusal)
         for name, value in others.items():

@@ -135,6 +135,8 @@ STORES: Dict[str, Store] = {
         _ddp(25, (RED, ">")),
         Store("p3_torch", "p3_torch", "p3.torch", "torch", look=(GREEN, "D"), over=("ddp_1", "ddp_5", "ddp_25"),
               simulated={}),
+        Store("p3_auto", "p3_torch", "p3.torch, strategy auto", "auto", {"P3_STRATEGY": "auto"}, look=(PINK, "D"),
+              over=("p3_torch",)),
         Store("p3_torch_1", "p3_torch:1", "p3.torch, 1 step apart", "apart"),
         Store("p3_torch_4", "p3_torch:4", "p3.torch, 4 steps apart", "apart"),
         _local(10, (YELLOW, "o")),

@@ -35,7 +35,9 @@ class Tried(NamedTuple):
 class Search:
     """Of one setting, whose own strategy does not count. Simulates nothing twice."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, slices: Sequence[int] = SLICES) -> None:
+        """`slices`: sizes that may be tried beside the usual one."""
+        self._slices = slices
         self._setting = dataclasses.replace(setting, strategy=Strategy())
         self._known: Dict[Tuple[Tuple[int, ...], int], Tried] = {}
         self.usual_slice = self._setting.elements_of_a_slice
@@ -51,6 +53,10 @@ class Search:
             prediction = predict(dataclasses.replace(self._setting, strategy=made))
             self._known[key] = Tried(*key, made, prediction)
         return self._known[key]
+
+    def of(self, strategy: Strategy) -> Prediction:
+        """Of one that is none of the search's."""
+        return predict(dataclasses.replace(self._setting, strategy=strategy))
 
     def without(self) -> Tried:
         return self.at(builders.equal(self._setting), self.usual_slice)
@@ -94,10 +100,9 @@ class Search:
             if shares[giver] < sum(shares):
                 yield _without(shares, giver), best.slice_elements
 
-    @staticmethod
-    def _neighbours(slice_elements: int) -> List[int]:
-        below = [one for one in SLICES if one < slice_elements][-1:]
-        return below + [one for one in SLICES if one > slice_elements][:1]
+    def _neighbours(self, slice_elements: int) -> List[int]:
+        below = [one for one in self._slices if one < slice_elements][-1:]
+        return below + [one for one in self._slices if one > slice_elements][:1]
 
 
 def _without(shares: Sequence[int], giver: int) -> List[int]:

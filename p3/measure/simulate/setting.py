@@ -60,8 +60,8 @@ def links(hosts: int, *rates_mbit: float, **more) -> Network:
 
 @dataclass(frozen=True)
 class Setting:
-    """One job. `servers` None: one on each host; they and the workers stand on the hosts in turn. `slice_elements`: as
-    P3_SLICE_ELEMENTS."""
+    """One job. `servers` None: one on each host; they and the workers stand on the hosts in turn, or as they are
+    `placed`. `slice_elements`: as P3_SLICE_ELEMENTS."""
 
     model: models.Model
     compute_s: float
@@ -72,6 +72,7 @@ class Setting:
     window_kib: float = 0.0  # that a connection may have under way; 0: as P3 chooses
     workers_per_host: int = 1
     servers: Optional[int] = None
+    placed: Optional[Tuple[Tuple[int, ...], Tuple[int, ...]]] = None  # the hosts of all workers, and of all servers
     slice_elements: Union[int, str] = "auto"
     strategy: Strategy = Strategy()  # of P3, by the names of the model's tensors; it goes before slice_elements
     local_aggregation: bool = True
@@ -96,10 +97,14 @@ class Setting:
     @property
     def workers(self) -> List[int]:
         """The host of each."""
+        if self.placed is not None:
+            return list(self.placed[0])
         return [number % self.network.hosts for number in range(self.network.hosts * self.workers_per_host)]
 
     @property
     def server_hosts(self) -> List[int]:
+        if self.placed is not None:
+            return list(self.placed[1])
         count = self.network.hosts if self.servers is None else self.servers
         return [number % self.network.hosts for number in range(count)]
 
@@ -124,7 +129,7 @@ class Setting:
 
     def cluster(self) -> Cluster:
         """For the bound."""
-        workers = list(range(self.network.hosts)) if self.adds_up else self.workers
+        workers = sorted(set(self.workers)) if self.adds_up else self.workers
         return Cluster(self.network.up_mbit, self.network.down_mbit, workers, self.server_hosts)
 
 

@@ -13,7 +13,7 @@ from p3.errors import ConfigError
 from p3.frontend.compression import Compression, Given
 from p3.plan import choices, combinations, key_plan
 from p3.plan.choices import Choice
-from p3.plan.strategy import Strategy
+from p3.plan.strategy import AUTO, Strategy
 from p3.settings import Settings
 from p3.torch import rules
 from p3.torch.grad_scaler import GradScaler
@@ -48,11 +48,14 @@ def _of_group(number: int, given: Any) -> Compression:
 def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module], synchronous: bool,
               max_grad_norm: Optional[float], compressions: Sequence[Compression], staleness: Union[int, float],
               grad_scaler: Any = None, independent: bool = False,
-              strategy: Optional[Strategy] = None) -> Rounds:  # fmt: skip
+              strategy: Union[None, str, Strategy] = None) -> Rounds:  # fmt: skip
     """All workers' parameters are the same when this returns. The arguments are those of DistributedOptimizer, but
-    `compressions`: of each param group. `strategy`: as it was read."""
+    `compressions`: of each param group. `strategy`: as it was read, or AUTO."""
     session, settings = job.current(), Settings.from_env(os.environ)
-    of_job = [*choices.of_losses(settings.on_worker_loss), *choices.of_server_losses(settings.on_server_loss)]
+    recuts = choices.of_strategy(settings.strategy if strategy is None else None)
+    if strategy == AUTO:
+        strategy, recuts = None, [choices.RECUT.said('strategy="auto"')]
+    of_job = [*choices.of_losses(settings.on_worker_loss), *choices.of_server_losses(settings.on_server_loss), *recuts]
     refusal = combinations.refusal(choices.TORCH, *of_job)
     if refusal:
         raise ConfigError(refusal)
@@ -73,8 +76,10 @@ def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module
         why = "synchronous=True" if synchronous else "max_grad_norm is set" if not scales else "grad_scaler is set"
     if not why and settings.outlives_servers and not staleness:
         why = "P3_ON_SERVER_LOSS=continue is set"
+    if not why and recuts and not staleness:
+        why = str(recuts[0])
     updates = _updates(optimizer, why, says_so=session.is_first)
-    asked = [choices.of_staleness(key_plan.staleness(staleness)), *updates]
+    asked = [choices.of_staleness(key_plan.staleness(staleness)), *updates, *recuts]
     asked += [choices.CHECK] * (settings.check > 0)
     asked += [choices.NAMED_SCALER] * (grad_scaler is not None and not scales)
     asked += [choices.UNAWAITED] * (not waits)
@@ -85,9 +90,9 @@ def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module
         asked += [choices.AWAITED] * synchronous + [choices.JOINT] * isinstance(optimizer, torch.optim.LBFGS)
     for one in alike:
         ways = [choices.of_compression(one.ways.up), choices.of_value_compression(one.ways.down)]
-        ways += choices.of_sums_back(one.ways.down) if scales_sums else []
+        ways += choices.of_sums_back(one.ways.down) if scales_sums or recuts else []
         require_together(session, optimizer, one.tensors, names, [*ways, *asked])
-    arguments = (optimizer, models, compressions, staleness, strategy)
+    arguments = (optimizer, models, compressions, staleness, strategy, bool(recuts))
     if choices.NO_RULE not in updates:
         return OnServers(*arguments)
     if not waits and clips:

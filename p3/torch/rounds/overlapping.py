@@ -13,6 +13,8 @@ import torch
 from p3._core import MASTER
 from p3.frontend import states as states_of_servers
 from p3.frontend.rounds import let_servers_divide
+from p3.plan import choices, combinations
+from p3.plan.strategy import Strategy
 from p3.torch import rules, states
 from p3.torch.live import LiveGroups
 from p3.torch.parameters.arrays import in_memory_order
@@ -154,6 +156,11 @@ class OnServers(Overlapping):
     def rest(self) -> None:
         super().rest()
         self._show_published()
+
+    def change_strategy(self, strategy: Optional[Strategy]) -> None:
+        rules_there = [choices.of_optimizer(rules.describe(self._kind, one)) for one in self._optimizer.param_groups]
+        stale = choices.of_staleness(self._staleness)
+        combinations.require("change_strategy()", choices.RECUT, stale, *rules_there)
 
     def _give_loaded(self) -> None:
         if self._loaded is not None:

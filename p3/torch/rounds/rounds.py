@@ -19,6 +19,7 @@ import torch
 from p3.frontend import partitions, snapshots
 from p3.frontend.compression import Compression
 from p3.frontend.order import Order
+from p3.frontend.plans import Plans
 from p3.frontend.steps import Count
 from p3.plan import choices, combinations
 from p3.plan.strategy import Strategy
@@ -56,8 +57,9 @@ class Rounds(job.Held, snapshots.Trainer):
 
     def __init__(self, optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module],
                  compressions: Sequence[Compression], staleness: Union[int, float],
-                 strategy: Optional[Strategy] = None) -> None:  # fmt: skip
-        """`compressions`: of each of the optimizer's groups. `strategy`: of all stores."""
+                 strategy: Optional[Strategy] = None, plans: bool = False) -> None:  # fmt: skip
+        """`compressions`: of each of the optimizer's groups. `strategy`: of all stores. `plans`: others are made while
+        the job trains, for the parameters."""
         self._session = session = job.current()
         settings = Settings.from_env(os.environ)
         self._optimizer, self._kind, self._models = optimizer, type(optimizer), models
@@ -89,6 +91,10 @@ class Rounds(job.Held, snapshots.Trainer):
         self._forward = Forward(models, self._parameters, self._order, self._renew, self._control.alike.note,
                                 self._watched_gradients)  # fmt: skip
         self._weights = Weights(session, self._control.steps, self._count_step)
+        self._plans: Optional[Plans] = None
+        if plans and session.num_servers > 1:
+            keys = [parameter.key for parameter in self._parameters.values()]
+            self._plans = Plans(session, self._control.store, keys, self._go_over)
         for model in models:
             self._undo += [
                 model._register_load_state_dict_pre_hook(self._before_loading, with_module=True).remove,
@@ -240,11 +246,27 @@ class Rounds(job.Held, snapshots.Trainer):
         else:
             self._control.take(resumed["buffers"])
 
+    # Another strategy, between two steps
+
+    def change_strategy(self, strategy: Optional[Strategy]) -> None:
+        """See optimizer.py."""
+        if strategy is not None:
+            strategy.require(self._session.num_servers, (one.name for one in self._parameters.values()))
+        self._go_over(strategy or Strategy())
+
+    def _go_over(self, strategy: Optional[Strategy]) -> None:
+        """None: to what the first worker says."""
+        self._land()
+        self._finish()
+        self._session.change_strategy(self._stores, strategy)
+
     # What a process gets that joins the running job (p3/frontend/snapshots.py)
 
     def rest(self) -> None:
         self._land()
         self._finish()
+        if self._plans is not None:
+            self._plans.settle()
 
     def own_state_now(self) -> Dict[str, Any]:
         return {**self.own_state(), "like": self._like(), "checked": self._check.steps}
@@ -392,6 +414,8 @@ class Rounds(job.Held, snapshots.Trainer):
             self._refuse_gradient(parameter)
         if self._is_paused:
             return parameter.forget_gradient()
+        if self._plans is not None:
+            self._plans.timing.note_gradient(parameter.name)
         if parameter.count_gradient():
             if self._factor is None:  # it is the step's first to leave
                 self._forward.before_gradient()
@@ -533,6 +557,8 @@ class Rounds(job.Held, snapshots.Trainer):
         self._check.after_step(self._land)
         self._comparisons.end_step()
         rules.forget_numbers()
+        if self._plans is not None:
+            self._plans.end_step()
 
     # Uneven data
 
@@ -550,10 +576,17 @@ class Rounds(job.Held, snapshots.Trainer):
                 self._control.require_same_updates(count, self._optimizer.param_groups)
             self._follow()
             self._check.after_step(self._land)
+            if self._plans is not None:
+                self._plans.follow()
             if after_step is not None:
                 after_step()
 
-        self._control.steps.serve_others(self._parameters.values(), follow, self._skip_more)
+        def skip_more() -> None:
+            self._skip_more()
+            if self._plans is not None:
+                self._plans.skip()
+
+        self._control.steps.serve_others(self._parameters.values(), follow, skip_more)
 
     # The end
 
@@ -568,6 +601,8 @@ class Rounds(job.Held, snapshots.Trainer):
         self._bring_states_back()
         self._comparisons.finish()
         self._finish()
+        if self._plans is not None:
+            self._plans.close()
         while self._unreleased:  # all that are left, if a call before has not come to its end
             self._session.release(self._unreleased[-1])
             store = self._unreleased.pop()
@@ -583,6 +618,8 @@ class Rounds(job.Held, snapshots.Trainer):
     def _finish(self) -> None:
         """Until what else the steps have begun is over."""
         self._control.steps.finish()
+        if self._plans is not None:
+            self._plans.finish()
 
     def _break_off(self) -> None:
         """The step under way has not come to its step(): all workers end its rounds, and no weight changes."""
