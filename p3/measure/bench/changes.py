@@ -1,6 +1,6 @@
 """Links whose rate changes while a job runs, and how long its iterations are before, just after and well after that.
 
-    change = LinkChange(job, site_hosts, to_mbit=400)
+    change = LinkChange(job, site_hosts, to_mbit=400)  # or a rate for each host
     job.wait(timeout_s, change.look)
     change.told(workers)       # fields of the record
     change.settled(workers)    # the same lines, without the iterations up to then
@@ -10,7 +10,7 @@ A job goes by what it has learned of its links (docs/decisions.md), and has to l
 
 from __future__ import annotations
 
-from typing import Dict, Sequence
+from typing import Dict, Sequence, Union
 
 from p3.measure.bench import measured
 from p3.measure.jobs.job import Job
@@ -22,7 +22,7 @@ LEAST = BEFORE + SETTLING + 1  # that a job must have
 
 
 class LinkChange:
-    def __init__(self, job: Job, hosts: Sequence, to_mbit: float) -> None:
+    def __init__(self, job: Job, hosts: Sequence, to_mbit: Union[float, Sequence[float]]) -> None:
         """Of a job that has not started; `hosts` are all of a lab."""
         self._job, self._hosts, self._to_mbit = job, hosts, to_mbit
         self.is_done = False

@@ -127,6 +127,7 @@ def _options(experiment: experiments.Experiment, defaults: Dict) -> Dict[str, Di
                          list_of(number(0.01, 100)), "S[,...]", default=experiments.SHARES),
         "factors": option("by what the links' rate is multiplied while a job runs (default %(default)s)",
                           list_of(number(0.01, 100)), "F[,...]", default=experiments.FACTORS),
+        "of": option("whose links those are (default %(default)s)", choices=("all", "last"), default="all"),
         "links": option("kinds of links: equal; slow, the last host's with half the rate; unlike, from 1.25 times the "
                         "rate to half of it (default %(default)s)", names_among(tuple(experiments.LINKS)),
                         default=",".join(experiments.LINKS)),

@@ -46,7 +46,7 @@ CLIPS = {"gpt": 1.0}  # the norms to which `codecs` clips their gradients, unles
 
 def _replayed() -> Tuple[str, ...]:
     """All stores that a replay drives."""
-    return names("main", "apart") + of_codecs() + names("dgc", "torch")
+    return names("main", "apart") + of_codecs() + names("dgc", "torch", "auto")
 
 
 # Options, as command.py has them.
@@ -171,14 +171,22 @@ def sweep(options: Namespace) -> List[Configuration]:
 
 
 def changes(options: Namespace) -> List[Configuration]:
-    """From the same rate to others."""
+    """From the same rate to others, of all links or of the last host's."""
     _need_rate(options)
+    hosts = options.hosts[0]
+
+    def unlike(factor: float) -> Optional[Tuple[float, ...]]:
+        links = (options.rate[0],) * (hosts - 1)
+        return (*links, options.rate[0] * factor) if options.of == "last" else None
+
     if options.iterations < LEAST:
         raise ConfigError(f"p3 bench changes needs at least {LEAST} --iterations, of which the last count, not fewer")
     return [
         _configuration(
             options, model, rate_mbit=options.rate[0] * factor, from_mbit=options.rate[0],
-            label=f"{rate_text(options.rate[0])}, then {rate_text(options.rate[0] * factor)}",
+            rates_mbit=unlike(factor),
+            label=f"{rate_text(options.rate[0])}, then {rate_text(options.rate[0] * factor)}"
+                  + (" of the last host" if options.of == "last" else ""),
         )
         for model in options.models
         for factor in options.factors
@@ -473,7 +481,7 @@ EXPERIMENTS: Tuple[Experiment, ...] = (
     Experiment(
         "changes", "links whose rate changes while a job runs: iterations before, just after and ten later", changes,
         {"stores": OURS, "models": "vgg19", "hosts": "4", "rate": "200mbit", "shrink": 0.5, "iterations": 24},
-        options=_but(["rates", "hostfile"], "factors"), megabytes=40,
+        options=_but(["rates", "hostfile"], "factors", "of"), megabytes=40,
         tables=(tables.changed,),
     ),
     Experiment(

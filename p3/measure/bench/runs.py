@@ -75,7 +75,7 @@ def run(store: Store, configuration: Configuration, course: Course, site: Site, 
             try:
                 if configuration.from_mbit is not None:
                     hosts.change(site.hosts, configuration.from_mbit)  # a run before may have changed it
-                    change = LinkChange(job, site.hosts, configuration.rate_mbit)
+                    change = LinkChange(job, site.hosts, configuration.rates_mbit or configuration.rate_mbit)
                 job.start()
                 watched = Watched(job, memory=experiment.counts_bytes)
                 looks = [watched.sample] if change is None else [watched.sample, change.look]

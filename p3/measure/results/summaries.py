@@ -233,9 +233,8 @@ def _links(one: Configuration) -> str:
 
 
 def _rates(one: Configuration) -> str:
-    if one.from_mbit is not None:
-        return "%s, then %s" % (rate(one.from_mbit), rate(one.rate_mbit))
-    return ", ".join(map(rate, one.rates_mbit or [one.rate_mbit]))
+    rates = ", ".join(map(rate, one.rates_mbit or [one.rate_mbit]))
+    return rates if one.from_mbit is None else "%s, then %s" % (rate(one.from_mbit), rates)
 
 
 def _computation(one: Configuration) -> str:
