@@ -33,6 +33,8 @@ cdef extern from "simulator/job.h" namespace "p3::simulator" nogil:
     cdef cppclass Transport:
         double segment_bytes, packet_payload_bytes, packet_header_bytes, delay_s, ack_bytes
         Congestion congestion
+        double loss
+        uint64_t seed
 
     cdef cppclass Sender:
         cbool priorities, pushes_first
@@ -122,6 +124,7 @@ cdef Job _job(dict given) except *:
     job.transport.ack_bytes = transport["ack_bytes"]
     cdef int congestion = CONGESTION.index(transport["congestion"])
     job.transport.congestion = <Congestion> congestion
+    job.transport.loss, job.transport.seed = transport["loss"], transport["seed"]
 
     job.sender.priorities, job.sender.pushes_first = given["priorities"], given["pushes_first"]
     job.sender.window_bytes = given["window_bytes"]

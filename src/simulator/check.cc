@@ -56,6 +56,7 @@ void check(const Job& job) {
   }
   require(job.warmup >= 0 && job.warmup < job.iterations(), "no iteration is left after the warm-up");
   const Transport& transport = job.transport;
+  require(transport.loss >= 0 && transport.loss < 1, "the share of packets that are lost must be from 0 to below 1");
   require(is_positive(transport.segment_bytes) && is_positive(transport.packet_payload_bytes),
           "segments and packets have bytes");
   require(is_not_negative(transport.packet_header_bytes) && is_not_negative(transport.delay_s) &&

@@ -57,6 +57,8 @@ struct Transport {
   double delay_s = 0.05e-3;         // one way, besides the queues
   double ack_bytes = 66;            // for each segment, in the queues of the other direction; 0: none
   Congestion congestion = Congestion::kNone;
+  double loss = 0;    // the share of packets that are lost by chance between the links, below 1; no acknowledgements
+  uint64_t seed = 0;  // of which ones
 };
 
 // How P3 sends. The defaults are what the data path does.

@@ -1,6 +1,7 @@
 #include "simulator/network.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace p3::simulator {
 namespace {
@@ -19,7 +20,8 @@ Network::Network(const Job& job, EventQueue& events, Listener& listener)
     : transport_(job.transport),
       wire_share_(1 + job.transport.packet_header_bytes / job.transport.packet_payload_bytes),
       events_(events),
-      listener_(listener) {
+      listener_(listener),
+      random_(job.transport.seed) {
   for (const Host& host : job.hosts) {
     up_.emplace_back(host.up);
     down_.emplace_back(host.down);
@@ -114,10 +116,18 @@ bool Network::enter_uplink(int number) {
 
 void Network::enter_downlink(int number) {
   const Segment& s = segment(number);
+  if (is_lost_by_chance(s.bytes)) return lose(number);
   const double passed = down(of(s.connection).to).pass(events_.now(), on_wire(s.bytes));
   if (passed < 0) return lose(number);
   report(Span::kDown, of(s.connection).to, down(of(s.connection).to), s);
   events_.at(passed, EventKind::kArrived, s.connection, number);
+}
+
+// A segment is sent again whole, though mostly one of its packets alone is lost.
+bool Network::is_lost_by_chance(double bytes) {
+  if (transport_.loss == 0) return false;
+  const double packets = std::ceil(bytes / transport_.packet_payload_bytes);
+  return std::bernoulli_distribution(1 - std::pow(1 - transport_.loss, packets))(random_);
 }
 
 void Network::report(Span::Kind kind, int host, const Link& link, const Segment& segment) {

@@ -2,14 +2,15 @@
 // the window, the congestion control and the queues on the way let it.
 //
 // A connection is one direction of one between two processes. Its segments pass the sender's uplink, the delay and the
-// receiver's downlink; their acknowledgements the same the other way. A segment for which the downlink has no room is sent
-// again once its sender has noticed: a round trip later if others follow it, else after a pause. One for which the
+// receiver's downlink; their acknowledgements the same the other way. A segment that is lost by chance, or for which the
+// downlink has no room, is sent again once its sender has noticed: a round trip later if others follow it, else after a pause. One for which the
 // uplink has none was never sent: as in Linux it stays in its socket.
 // Units: bytes without the headers of packets, seconds. Threads: none.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <random>
 #include <vector>
 
 #include "simulator/congestion.h"
@@ -95,6 +96,7 @@ class Network {
   bool may_send(int connection);
   bool enter_uplink(int number);
   void enter_downlink(int number);
+  bool is_lost_by_chance(double bytes);
   void report(Span::Kind kind, int host, const Link& link, const Segment& segment);
   void lose(int number);
   void arrive(int number);
@@ -105,6 +107,7 @@ class Network {
   const double wire_share_;
   EventQueue& events_;
   Listener& listener_;
+  std::mt19937_64 random_;
   std::vector<Link> up_, down_;
   std::vector<Connection> connections_;
   std::vector<Segment> segments_;

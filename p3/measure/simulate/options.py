@@ -11,7 +11,7 @@ from typing import Callable, Dict, Iterator, List, Tuple
 from p3.errors import ConfigError
 from p3.measure import compressions
 from p3.measure.arguments import list_of, names_among, number, slice_size
-from p3.measure.lab.command import delay, rates
+from p3.measure.lab.command import delay, rates, share
 from p3.measure.replay import models
 from p3.plan import strategy as strategies
 from p3.measure.simulate.setting import CLIPPING, CONGESTION, SCHEMES, Network, Setting, can_compress
@@ -46,6 +46,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--down", "of the downlinks alone, in the same form (default: as --rate)", type=_link_rates, metavar="R")
     add("--delay", "one way between hosts, as 0.1ms (default: 0.05 ms, an idle lab's)", type=list_of(delay),
         default="0.05ms", metavar="D[,D]")
+    add("--loss", "share of the packets between hosts that are lost, as 0.1%% (default: none)", type=list_of(share),
+        default="0%", metavar="P[,P]")
     add("--congestion", "control: none, cubic or bbr (default %(default)s)", type=names_among(CONGESTION),
         default="cubic")
     add("--scheme", "p3; layers for whole layers, first come, first served, over the same servers; ddp for "
@@ -71,7 +73,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "backward pass (default %(default)s)", type=names_among(models.RELEASES), default="layer")
     add("--jitter", "spread of the computation's length: sigma of a log-normal factor (default 0)",
         type=number(0, 2), default=0.0, metavar="SIGMA")
-    add("--seed", "of the jitter (default 1)", type=int, default=1)
+    add("--seed", "of the jitter and of the losses (default 1)", type=number(0, 1 << 32, int), default=1)
     add("--straggler", "a worker that computes so many times as long", action="append", default=[],
         type=_pair(number(0, 1e6, int), number(0, 1e3)), metavar="WORKER=FACTOR")
     add("--bucket-mb", "of DDP (default 25)", type=number(1e-3, 1e6), default=25.0, metavar="MB")
@@ -82,15 +84,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def settings(options: argparse.Namespace) -> Iterator[Setting]:
     """In the order of the values given. ConfigError for what does not fit together."""
     loaded, compute = _models(options)
-    swept = (loaded, compute, options.release, options.rate, options.delay, options.congestion,
+    swept = (loaded, compute, options.release, options.rate, options.delay, options.loss, options.congestion,
              options.slice_elements, options.scheme, options.compression, options.clip, options.hosts)  # fmt: skip
     if options.down is not None and len(options.down) > 1:
         raise ConfigError("p3 simulate takes one --down")
     for combination in itertools.product(*swept):
-        name, compute_s, release, rate, delay_ms, congestion, elements, scheme, compression, clip, hosts = combination
+        (name, compute_s, release, rate, delay_ms, loss, congestion, elements, scheme, compression, clip,
+         hosts) = combination  # fmt: skip
         if scheme != "p3" and elements != options.slice_elements[0]:
             continue  # they are P3's alone
-        if scheme == "ddp" and (congestion, clip) != (options.congestion[0], options.clip[0]):
+        firsts = (options.loss[0], options.congestion[0], options.clip[0])
+        if scheme == "ddp" and (loss, congestion, clip) != firsts:
             continue  # its ring is ideal, and done before any update
         if len(options.compression) > 1 and not can_compress(scheme, compression):
             continue
@@ -98,7 +102,7 @@ def settings(options: argparse.Namespace) -> Iterator[Setting]:
         yield Setting(
             model=loaded[name],
             compute_s=compute_s,
-            network=network(options, Network(of_hosts(rate, hosts), of_hosts(down, hosts), delay_ms), congestion),
+            network=network(options, Network(of_hosts(rate, hosts), of_hosts(down, hosts), delay_ms, loss), congestion),
             scheme=scheme,
             compression=compression,
             clip=clip,

@@ -115,6 +115,7 @@ def _columns(setting: Setting) -> Dict[str, str]:
         "Mbit/s": _told(network.up_mbit) + ("" if network.up_mbit == network.down_mbit
                                             else " down " + _told(network.down_mbit)),
         "delay, ms": f"{network.delay_ms:g}",
+        "lost": f"{100 * network.loss:g}%" if network.loss else "",
         "congestion": network.congestion,
         "hosts": str(network.hosts),
     }  # fmt: skip

@@ -38,6 +38,7 @@ class Network:
     up_mbit: Tuple[float, ...]
     down_mbit: Tuple[float, ...]
     delay_ms: float = 0.05  # one way, of an idle lab
+    loss: float = 0.0  # share of the packets
     burst_kib: float = BURST_BYTES / 1024
     queue_ms: float = QUEUE_MS  # besides the burst
     lossless: bool = False  # queues of any length
@@ -161,6 +162,8 @@ def job(setting: Setting) -> dict:
             "delay_s": network.delay_ms / 1e3,
             "ack_bytes": network.ack_bytes,
             "congestion": network.congestion,
+            "loss": network.loss,
+            "seed": setting.seed,
         },
         "priorities": setting.priorities and setting.scheme != "layers",
         "pushes_first": setting.yields and setting.scheme != "layers",

@@ -71,12 +71,11 @@ def setting_of(one: records.Configuration, asked: Dict, options: argparse.Namesp
     """`asked`: the options of its bench; `options`: those of the simulation, of which --congestion and --set count."""
     rates = tuple(one.rates_mbit or (one.rate_mbit,) * one.hosts)
     base = Network(rates, rates)  # with the delay that even an undelayed lab has
+    base = dataclasses.replace(base, delay_ms=base.delay_ms + one.delay_ms, **_smooth(one))
     return Setting(
         model=models.load(one.model, one.size),
         compute_s=one.compute_s,
-        network=given.network(
-            options, dataclasses.replace(base, delay_ms=base.delay_ms + one.delay_ms), options.congestion[0]
-        ),
+        network=given.network(options, base, options.congestion[0]),
         **{**given.of_p3(options), **stores.named(one.store).simulated},
         workers_per_host=max(1, one.workers // one.hosts),
         servers=one.servers,
@@ -87,6 +86,12 @@ def setting_of(one: records.Configuration, asked: Dict, options: argparse.Namesp
         iterations=asked.get("iterations") or 5,
         warmup=asked.get("warmup") or 2,
     )
+
+
+def _smooth(one: records.Configuration) -> Dict:
+    """Of links without buckets, see lab/hosts.py."""
+    has_bursts = not (one.delay_ms or one.packet_loss or one.shaper == "smooth")
+    return {} if has_bursts else {"burst_kib": 0.0, "loss": one.packet_loss or 0.0}
 
 
 def _clip(one: records.Configuration) -> str:

@@ -43,6 +43,25 @@ TEST_F(NetworkTest, SegmentPassesUplinkDelayAndDownlink) {
   EXPECT_DOUBLE_EQ(network.under_way(connection), 0);
 }
 
+TEST_F(NetworkTest, WhatIsLostByChanceIsSentAgainAndTheSeedSaysWhich) {
+  job_.transport.segment_bytes = job_.transport.packet_payload_bytes = 100;
+  job_.transport.loss = 0.3;
+  const auto ends = [this](uint64_t seed) {
+    job_.transport.seed = seed;
+    events_ = {};
+    deliveries_.clear();
+    Network network(job_, events_, *this);
+    network.write(network.connect(0, 1), 0, 5000, true);
+    run(network);
+    EXPECT_EQ(deliveries_.size(), 1u) << "all has arrived";
+    EXPECT_GT(network.up(0).use().bytes, 5000 + 500) << "some of it twice";
+    return deliveries_.at(0).second;
+  };
+  EXPECT_GT(ends(1), 5.1);
+  EXPECT_EQ(ends(1), ends(1));
+  EXPECT_NE(ends(1), ends(2));
+}
+
 TEST_F(NetworkTest, FineSegmentsStreamThroughBothLinks) {
   job_.transport.segment_bytes = 100;
   Network network(job_, events_, *this);

@@ -83,6 +83,16 @@ def test_compression_is_told_and_swept_where_a_scheme_has_it(simulate, tmp_path)
     assert "vgg19, 2.9 MB, P3, int8: 2 hosts" in simulate(*SMALL, "--hosts", "2", "--compression", "int8")
 
 
+def test_losses_are_swept_and_cost_time(simulate, tmp_path):
+    path = tmp_path / "out.jsonl"
+    far = ("--rate", "10mbit", "--delay", "20ms", "--loss", "0%,2%")
+    out = simulate(*SMALL, *far, "--hosts", "2", "--scheme", "p3,ddp", "--out", str(path))
+    without, ring, lossy = (json.loads(line) for line in path.read_text().splitlines())
+    assert [one["network"]["loss"] for one in (without, lossy)] == [0, 0.02] and ring["scheme"] == "ddp"
+    assert lossy["mean_s"] > 1.05 * without["mean_s"]
+    assert "lost" in out.splitlines()[1] and "2%" in out
+
+
 def test_settings_of_p3_and_network_are_taken_by_name(simulate, tmp_path):
     path = tmp_path / "out.jsonl"
     simulate(*SMALL, "--hosts", "3", "--rate", "40mbit:20mbit", "--down", "80mbit", "--set", "window_kib=16",
