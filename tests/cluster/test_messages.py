@@ -7,11 +7,13 @@ import pytest
 
 from p3.cluster import messages
 from p3.errors import ProtocolError
+from p3.plan.key_plan import KeyPlan
 
 ROW = {
     "rank": 0, "host": "10.0.0.8", "state": "runs", "age_s": None, "round": 3, "steps_per_s": 0.25, "sent_bytes": 9,
     "received_bytes": 9, "sent_per_s": 0.5, "received_per_s": 0.5, "queued_slices": 0, "memory_bytes": 1,
 }  # fmt: skip
+CUT = KeyPlan(2, "float32", 100, 3, 50, servers=(1, 0)).recut(predecessor=1, round=4)
 EXAMPLES = {
     "int": 3,
     "bool": True,
@@ -44,6 +46,8 @@ EXAMPLES = {
     "reduction": "average",
     "update": "steps",
     "servers": [{"host": "10.0.0.8", "port": 7, "local": "p3-x", "machine": "m"}],
+    "cut keys": [CUT],
+    "cut keys of stores": [dict(CUT, store=0, name="w")],
 }
 
 
