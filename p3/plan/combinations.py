@@ -13,11 +13,11 @@ from typing import Iterator, NamedTuple, Optional, Tuple
 
 from p3.plan.choices import (
     ADDED_UP, AGGREGATION, AVERAGE, AWAITED, BY_SERVERS, BY_STEPS, BY_WORKERS, CHECK, CLIPPED, CLIPPING, CLOSURE,
-    Choice, DENSE, DGC, ENCODED, ENCODED_BACK, FACTORS, GPU, GROWING, HEIRS, INDEPENDENT, JOIN, JOINT, LATE_SCALER,
-    LEAVING, LOCAL_STEPS, LOW_RANK, MEAN, MOVING, MXNET, NAMED_SCALER, NORM, NOT_FLOAT32, NO_RULE, OTHER_RULE, PLAIN,
-    RECUT, RELEASE, REPLACED, REPLICAS, RESIDUAL, RESIDUAL_BACK, ROWS, SCALER, SGD, SHOWN_MEANS, SNAPSHOTS, STALE,
-    STATE_FILES, STEPS_TAKEN, TORCH, TRAINERS, UNAWAITED, UNNAMED_SCALER, VECTOR, WEIGHTS, WEIGHTS_OF_ENDED,
-    WHOLE_NUMBERS, of_plan,
+    Choice, DENSE, DGC, ENCODED, ENCODED_BACK, FACTORS, GPU, GRADIENTS, GROWING, HEIRS, INDEPENDENT, JOIN, JOINT,
+    LATE_SCALER, LEAVING, LOCAL_STEPS, LOW_RANK, MEAN, MOVING, MXNET, NAMED_SCALER, NORM, NOT_FLOAT32, NO_RULE,
+    OTHER_RULE, PLAIN, RECUT, RELEASE, REPLACED, REPLICAS, RESIDUAL, RESIDUAL_BACK, ROWS, SCALER, SGD, SHOWN_MEANS,
+    SITES, SNAPSHOTS, STALE, STATE_FILES, STEPS_TAKEN, TORCH, TRAINERS, UNAWAITED, UNNAMED_SCALER, VECTOR, WEIGHTS,
+    WEIGHTS_OF_ENDED, WHOLE_NUMBERS, of_plan,
 )  # fmt: skip
 from p3.plan.key_plan import KeyPlan
 
@@ -241,6 +241,11 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
               "Use torch's GradScaler as without P3"),
     Exclusion(LOCAL_STEPS, (AWAITED, INDEPENDENT), "no step waits for the other workers",
               "Leave it out"),
+    Exclusion(SITES, (GRADIENTS,), "its processes share gradients among themselves, and weights with other sites",
+              "Take LocalSteps, with DistributedDataParallel within the site; or leave p3.torch.site out, and each "
+              "process is a worker"),
+    Exclusion(SITES, (TRAINERS,), "it makes one group of torch.distributed of all workers, and a site has its own",
+              "Write the loop yourself, or leave p3.torch.site out, and each process is a worker"),
     # What the planner never makes. A server that is to define such a key says so.
     Exclusion(FACTORS, (ROWS,), "factors are dense", _SAME_VERSION),
     Exclusion(NORM, (ROWS, FACTORS), "norms are dense; %s" % _NO_SUCH_PLAN, _SAME_VERSION),

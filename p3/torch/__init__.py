@@ -32,27 +32,45 @@ from p3.torch.grad_scaler import GradScaler
 from p3.torch.local_steps import LocalSteps
 from p3.torch.optimizer import DistributedOptimizer
 from p3.torch.process_group import process_group
+from p3.torch.sites import site as _sites
 from p3.torch.snapshots import resume, snapshot
 from p3.torch.start import job as _job
 
 __all__ = [
     "DistributedOptimizer", "GradScaler", "LocalSteps", "all_gather_object", "all_reduce", "barrier",
-    "broadcast_object", "factors", "local_rank", "local_size", "members", "process_group", "rank", "resume",
+    "broadcast_object", "factors", "local_rank", "local_size", "members", "process_group", "rank", "resume", "site",
     "size", "snapshot", "stats",
 ]  # fmt: skip
 
 _ddp.refuse()
 
 
+def site(group: Any) -> None:
+    """The processes of this group of torch.distributed are a site: they train synchronously, as by
+    DistributedDataParallel, and are one worker of the job, whose sites share their weights by LocalSteps.
+
+    On every process of the default group at the same point, each with the group of its own site, before all else of
+    p3.torch; it joins the job, and waits for the other sites. The group's first process, the leader, is the worker: to
+    it all of p3.torch is as ever, but for DistributedOptimizer. On the others there are LocalSteps, rank(), size(),
+    snapshot() and resume(); all else is a RuntimeError there. See docs/local-steps.md for how to start them.
+
+    ValueError for what is no such group; RuntimeError if this process has joined a job; ConfigError if nothing says how
+    the sites meet; errors as of DistributedOptimizer."""
+    _sites.enter(group)
+
+
 def rank() -> int:
-    """Rank of this worker, starting at 0. The first call joins the job, as DistributedOptimizer does."""
-    return _job.current().rank
+    """Rank of this worker, starting at 0. The first call joins the job, as DistributedOptimizer does. The same on all
+    processes of a site()."""
+    of = _sites.current()
+    return _job.current().rank if of is None else of.rank
 
 
 def size() -> int:
     """Number of workers with which the job has begun. Where lost workers do not end it there may be fewer, and where
-    others join it more: members()."""
-    return _job.current().num_workers
+    others join it more: members(). Of sites, where there are: site()."""
+    of = _sites.current()
+    return _job.current().num_workers if of is None else of.size
 
 
 def members(round: Optional[int] = None, state: Any = None) -> Tuple[int, ...]:

@@ -34,6 +34,7 @@ from p3.torch.parameters.arrays import DTYPES, master_type
 from p3.torch.requirements import is_factored, parameters_of, require_model, require_parameters
 from p3.torch.rounds.control import Control
 from p3.torch.rounds.forward import named_parameters
+from p3.torch.sites import site as sites
 from p3.torch.start import job
 
 
@@ -53,7 +54,8 @@ def LocalSteps(  # a class to its users
 ) -> torch.optim.Optimizer:
     """Lets each worker take steps of its own, and has them share their weights; returns the same object.
 
-    `model` has the parameters, or several models in a list. Call it on every worker at the same point, before the first
+    `model` has the parameters, or several models in a list; in a site() as they are, or in DistributedDataParallel over
+    its group. Call it on every worker, and there on every process, at the same point, before the first
     step; it returns when every worker has rank 0's parameters and buffers. All workers take the same number of steps.
     Buffers, as BatchNorm's, stay each worker's own from there on. `optimizer`: any of torch's, or of your own.
 
@@ -82,11 +84,20 @@ def LocalSteps(  # a class to its users
     options = Options.checked(every, fragments, delay, alpha, codec, outer, strided, strategy)
     settings = Settings.from_env(os.environ)
     models = [model] if isinstance(model, torch.nn.Module) or not isinstance(model, Iterable) else list(model)
+    site = sites.current()
+    if site is not None:
+        models = [site.unwrapped(one) for one in models]
     for one in models:
         require_model(one, "LocalSteps")
     factors = [choices.FACTORS] * any(map(is_factored, parameters_of(optimizer)))
     options.require_together(settings, others, _ARGUMENTS, *factors)
-    optimizer._p3_local = _Shared(optimizer, models, _shared(optimizer, models), options, settings)
+    shared = _shared(optimizer, models)
+    if site is None:
+        optimizer._p3_local = Shared(optimizer, models, shared, options, settings)
+    else:
+        from p3.torch.sites.optimizer import OfSite  # which is a Shared
+
+        optimizer._p3_local = OfSite(site, optimizer, models, shared, options, settings)
     kind = type(optimizer)
     content = {"__module__": kind.__module__, "step": _as_shared(kind.step)}
     optimizer.__class__ = type(kind.__name__, (_Local, kind), content)
@@ -98,7 +109,7 @@ def LocalSteps(  # a class to its users
 class _Local:
     """What such an optimizer has beside the methods of its class. Threads: as any torch optimizer, one."""
 
-    _p3_local: Union[_Shared, _Ended]
+    _p3_local: Union[Shared, _Ended]
 
     def synchronize(self) -> None:
         """Waits for all exchanges under way, which are merged when their time comes."""
@@ -189,7 +200,7 @@ def _without_self(bound: Callable) -> Callable:
 
 
 class _Ended:
-    """In the place of an optimizer's _Shared whose parameters another one has taken over. What needs no job is torch's
+    """In the place of an optimizer's Shared whose parameters another one has taken over. What needs no job is torch's
     own again."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, kind: type, why: str) -> None:
@@ -217,18 +228,14 @@ class Parameter(NamedTuple):
     tensor: torch.Tensor
 
 
-class _Shared(job.Held, LocalTrainer):
+class Shared(job.Held, LocalTrainer):
     """What stands between one optimizer and the job."""
 
     kind = "LocalSteps"
 
     def __init__(self, optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module],
                  shared: List[Parameter], options: Options, settings: Settings) -> None:  # fmt: skip
-        self._optimizer, self._kind, self._shared = optimizer, type(optimizer), {one.name: one for one in shared}
-        self._is_stepping = False
-        self._own: Optional[Dict[str, torch.Tensor]] = None  # its weights, while the model has the global ones
-        self._places = _places(models, shared)
-        self.control: Optional[Control] = None
+        self._note(optimizer, models, shared)
         super().__init__(job.current(), list(self._shared), options, settings)
         with self.beginning():
             snapshots.release_former((one.tensor for one in shared), "LocalSteps")
@@ -241,6 +248,15 @@ class _Shared(job.Held, LocalTrainer):
             with self.beginning():
                 self._take_own(resumed)
         _living.add(self)
+
+    def _note(self, optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module],
+              shared: List[Parameter]) -> None:  # fmt: skip
+        """What this process has to itself."""
+        self._optimizer, self._kind, self._shared = optimizer, type(optimizer), {one.name: one for one in shared}
+        self._is_stepping = False
+        self._own: Optional[Dict[str, torch.Tensor]] = None  # its weights, while the model has the global ones
+        self._places = _places(models, shared)
+        self.control: Optional[Control] = None
 
     def _take_own(self, resumed: Dict[str, Any]) -> None:
         self._optimizer.load_state_dict(resumed["optimizer"])
@@ -337,17 +353,20 @@ class _Shared(job.Held, LocalTrainer):
     @contextlib.contextmanager
     def global_weights(self) -> Iterator[None]:
         self._require_own_weights("global_weights()")
-        values, own = self.values(), {name: one.tensor.detach().clone() for name, one in self._shared.items()}
+        own = {name: one.tensor.detach().clone() for name, one in self._shared.items()}
         self._own = own
         try:
-            for name, value in values.items():
-                self.merge(name, value, 0.0)
+            self._show_global()
             yield
         finally:
             self._own = None
             with torch.no_grad():
                 for name, one in self._shared.items():
                     one.tensor.copy_(own[name])
+
+    def _show_global(self) -> None:
+        for name, value in self.values().items():
+            self.merge(name, value, 0.0)
 
     # Saved and loaded
 
@@ -410,13 +429,16 @@ class _Shared(job.Held, LocalTrainer):
 
     def release(self, why: str = "") -> None:
         self._require_own_weights("release()")
-        self.control.steps.finish()
-        super().release()
+        self._leave()
         if why:
             self._optimizer._p3_local = _Ended(self._optimizer, self._kind, why)
         else:
             self._optimizer.__class__ = self._kind
             del self._optimizer._p3_local
+
+    def _leave(self) -> None:
+        self.control.steps.finish()
+        super().release()
 
     def _drop(self) -> None:
         super()._drop()
@@ -429,7 +451,7 @@ class _Shared(job.Held, LocalTrainer):
 
 # Until release(), whatever becomes of the optimizer: all workers release a former one at the same point, and the
 # garbage collector has its own time on each.
-_living: Set[_Shared] = set()
+_living: Set[Shared] = set()
 
 # DistributedOptimizer's, which LocalSteps refuses by name.
 _ARGUMENTS = {"synchronous": choices.AWAITED, "max_grad_norm": choices.CLIPPED, "staleness": choices.STALE,

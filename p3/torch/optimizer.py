@@ -21,10 +21,12 @@ from typing import Any, Callable, ContextManager, Dict, NoReturn, Optional, Sequ
 import torch
 
 from p3.frontend.compression import Given
+from p3.plan import choices
 from p3.plan import strategy as strategies
 from p3.torch.requirements import require_model, require_norm
 from p3.torch.rounds.choice import compressions_of, rounds_of
 from p3.torch.rounds.rounds import Rounds
+from p3.torch.sites import site as sites
 
 
 def DistributedOptimizer(  # a class to its users
@@ -88,6 +90,7 @@ def DistributedOptimizer(  # a class to its users
         raise ValueError("DistributedOptimizer takes a torch.optim.Optimizer, not a %s" % type(optimizer).__name__)
     if hasattr(optimizer, "_p3_local"):
         raise ValueError("DistributedOptimizer: this optimizer has LocalSteps: call its release() before")
+    sites.refuse("DistributedOptimizer", choices.GRADIENTS)
     models = [model] if isinstance(model, torch.nn.Module) else list(model)
     for one in models:
         require_model(one)

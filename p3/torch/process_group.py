@@ -14,8 +14,10 @@ import torch
 import torch.distributed as dist
 
 from p3.cluster.node import address_as_set, address_towards, is_loopback, is_numeric
+from p3.plan import choices
 from p3.settings import Settings
 from p3.torch.collectives import broadcast_object
+from p3.torch.sites import site as sites
 from p3.torch.start import job, torchrun
 
 log = logging.getLogger("p3.torch")
@@ -28,6 +30,7 @@ def process_group() -> None:
     at a port that is free, and RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set in
     this process, as torchrun sets them. ValueError if a group exists whose ranks are not P3's.
     """
+    sites.refuse("p3.torch.process_group()", choices.TRAINERS)
     session = job.current()
     rank, size = session.rank, session.num_workers
     if dist.is_initialized():

@@ -20,7 +20,9 @@ def require_model(model: Any, of: str = "DistributedOptimizer") -> None:
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise ValueError("the model has modules of torch.jit, which can wait for nothing: use torch.compile instead")
     if any(isinstance(module, torch.nn.parallel.DistributedDataParallel) for module in model.modules()):
-        raise ValueError("the model is wrapped in DistributedDataParallel, whose place P3 takes: pass the model itself")
+        within = ", or where its group is a site call p3.torch.site(group) before" * (of == "LocalSteps")
+        raise ValueError("the model is wrapped in DistributedDataParallel, whose place P3 takes: pass the model "
+                         "itself%s" % within)  # fmt: skip
 
 
 def require_norm(value: Any, name: str) -> None:

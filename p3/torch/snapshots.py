@@ -6,13 +6,14 @@ weights and states. Parameters take the rest back when their optimizer is made d
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Dict, List
 
 import torch
 
 from p3.frontend import snapshots
 from p3.snapshots import tree
 from p3.torch.parameters.arrays import as_numpy
+from p3.torch.sites import site as sites
 from p3.torch.start import job
 from p3.worker.snapshots.resumed import Resumed
 
@@ -41,9 +42,11 @@ def snapshot(round: int, state: Any = None) -> None:
     worker alone needs to go on: a dict of names to tensors, arrays, numbers, strings, None, and lists and dicts of
     these (the learning rate scheduler's state_dict, random states, the position in the data ...); ValueError names what
     cannot be in it. Where the servers update, it waits only for parameters without a gradient in this step, and for the
-    snapshot before if that is still being written.
+    snapshot before if that is still being written. Of a site() the leader's state counts.
     """
-    snapshots.take(job.current(), round, state)
+    site = sites.current()
+    if site is None or site.is_leader:  # the others have the same
+        snapshots.take(job.current(), round, state)
 
 
 def resume() -> Resumed:
@@ -56,6 +59,20 @@ def resume() -> Resumed:
     what members() was given there.
 
     The snapshot's job may have had another number of workers: `workers` of what is returned. A rank that it did not
-    have gets rank 0's state and buffers, and then `from_rank` is not its own (docs/reliability.md).
+    have gets rank 0's state and buffers, and then `from_rank` is not its own (docs/reliability.md). All members of a
+    site() get what its leader has given; state_of() is for the leader alone.
     """
-    return snapshots.resume(job.current())
+    site = sites.current()
+    return snapshots.resume(job.current()) if site is None else _resume(site)
+
+
+def _resume(site: sites.Site) -> Resumed:
+    found: List[Resumed] = []
+
+    def lead() -> Dict[str, Any]:
+        found.append(snapshots.resume(job.current()))
+        one = found[0]
+        return {"round": one.round, "state": one.state, "workers": one.workers, "from_rank": one.from_rank}
+
+    told = site.tree("resume()", lead)
+    return found[0] if site.is_leader else Resumed(**told, states=site.refuse)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from typing import NoReturn
+from typing import Callable, NoReturn
 
 from p3.torch.start import ray_train, torchrun
 from p3.worker import open_sessions
@@ -26,7 +26,13 @@ class Held:
 
 def current() -> Session:
     """Joins it at the first call. ConfigError, RendezvousError or AuthenticationError if that cannot be."""
-    return open_sessions.current(_open)
+    return open_sessions.current(_join)
+
+
+def open_by(join: Callable[[], Session]) -> None:
+    """Before this process has joined: how it does."""
+    global _join
+    _join = join
 
 
 def _open() -> Session:
@@ -37,3 +43,6 @@ def _open() -> Session:
     if torchrun.started(os.environ):
         return torchrun.open_session(os.environ)
     return Session.open()
+
+
+_join = _open
