@@ -38,6 +38,7 @@ _MICRO = {
     "deaths": "how long iterations are while a job has no scheduler, or when it loses a worker",
     "outages": "how much of a training's throughput is left if its processes die: P3, torchrun's restarts, torchft",
     "what_if": "whether p3 trace --what-if is right: changes of a recorded run, predicted and measured",
+    "late_updates": "how many more batches training needs if updates arrive late: a simulation, after Zhang's thesis",
     "cards": "bytes of gradients and of their factors on network cards, and whether the rule chooses the fewer",
 }
 
