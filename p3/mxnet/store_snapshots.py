@@ -21,7 +21,7 @@ from p3.mxnet.optimizers.descriptions import begin_behind
 from p3.snapshots import tree
 
 
-def _to_mxnet(array, stype="default"):
+def to_mxnet(array, stype="default"):
     with mx.util.np_shape(True):  # or MXNet takes a length of 0, and the empty shape, for "not known yet"
         made = mx.nd.array(array, dtype=array.dtype)
     return made if stype == "default" else made.tostype(stype)
@@ -33,7 +33,7 @@ tree.register(
         mx.nd.NDArray,
         lambda array: array.stype,
         lambda array: array.asnumpy(),
-        _to_mxnet,
+        to_mxnet,
         lambda array: array.copy(),  # by MXNet's engine
     ),
 )
@@ -57,7 +57,7 @@ def take(stores, round, state, trainers):
     own = {
         "state": state,
         "stores": {store.number: _own_of_store(store) for store in stores},
-        "trainers": [_own_of_trainer(trainer) for trainer in trainers],
+        "trainers": [own_of_trainer(trainer) for trainer in trainers],
     }
     for (store, entry), residual in zip(entries, residuals):
         if residual is not None:
@@ -94,7 +94,7 @@ def _own_of_store(store):
     return own
 
 
-def _own_of_trainer(trainer):
+def own_of_trainer(trainer):
     """Weights and optimizer where this Trainer updates; everywhere what no gradient changes: running statistics."""
     updates = trainer._kv_initialized and not trainer._update_on_kvstore
     own = {"arrays": {}, "states": [], "optimizer": None, "scale": trainer._scale}
@@ -120,14 +120,7 @@ def restore_trainers(session, trainers):
     source = session.saved.source
     for (trainer, store), own in zip(trainers, saved):
         _give_keys(store, trainer, lambda of_store, number: (source.key(of_store, number) or {}).get("shape"))
-        for number, arrays in own["arrays"].items():
-            for array, value in zip(trainer._params[number].list_data(), arrays):
-                value.copyto(array)
-        for updater, states in zip(trainer._updaters, own["states"]):
-            _restore_states(updater, states)
-        _restore_numbers(trainer._optimizer, own["optimizer"])
-        trainer._scale = own["scale"]
-        _restore_plain(getattr(trainer, "_amp_loss_scaler", None), own["loss_scaler"])
+        restore_trainer(trainer, own)
         if not own["states"]:
             continue
         # It updates: where the sums of its steps go, for a worker that calls join() before its first one.
@@ -135,6 +128,18 @@ def restore_trainers(session, trainers):
             if parameter.grad_req != "null":
                 entry = store.keys[number]
                 entry.in_steps, entry.outs, entry.parameter = True, parameter.list_grad(), parameter
+
+
+def restore_trainer(trainer, own):
+    """What own_of_trainer() gave."""
+    for number, arrays in own["arrays"].items():
+        for array, value in zip(trainer._params[number].list_data(), arrays):
+            value.copyto(array)
+    for updater, states in zip(trainer._updaters, own["states"]):
+        _restore_states(updater, states)
+    _restore_numbers(trainer._optimizer, own["optimizer"])
+    trainer._scale = own["scale"]
+    _restore_plain(getattr(trainer, "_amp_loss_scaler", None), own["loss_scaler"])
 
 
 def fetch_weights(session, trainers):
@@ -190,7 +195,7 @@ def first_value(store, entry, arrays):
     if entry.id in own["weights"]:
         return own["weights"][entry.id]
     value = session.resumed_value(entry.declared, entry.id)
-    return None if value is None else _to_mxnet(value)
+    return None if value is None else to_mxnet(value)
 
 
 def restore(store, entry):

@@ -123,7 +123,7 @@ INDEPENDENT = Choice("an optimizer that is said to update each parameter by itse
                      "`DistributedOptimizer(independent=True)`")  # fmt: skip
 AWAITED = Choice("updates of all parameters in step()", "`DistributedOptimizer(synchronous=True)`")
 JOINT = Choice("an update that looks at all parameters", "torch.optim.LBFGS")
-LOCAL_STEPS = Choice("local steps", "[`p3.torch.LocalSteps`, `p3.LocalSteps`](local-steps.md)")
+LOCAL_STEPS = Choice("local steps", "[`p3.torch.LocalSteps`, `p3.mxnet.LocalSteps`, `p3.LocalSteps`](local-steps.md)")
 SITES = Choice("a site of several processes", "[`p3.torch.site`](local-steps.md#sites)")
 GRADIENTS = Choice("gradients that all workers share", "`DistributedOptimizer`")
 CLIPPED = Choice("clipping of the mean gradients", "`DistributedOptimizer(max_grad_norm=...)`")

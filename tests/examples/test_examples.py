@@ -21,6 +21,7 @@ EXAMPLES = {
     "language_model.py": ("--steps 200", r"perplexity ([\d.]+) of unseen text", lambda perplexity: perplexity < 250),
     "characters.py": ("--steps 60", r"perplexity ([\d.]+) of unseen text", lambda perplexity: perplexity < 30),
     "recommender.py": ("--epochs 2", r"error ([\d.]+) of unseen ratings", lambda error: error < 0.7),
+    "local_steps.py": ("--epochs 4", r"accuracy ([\d.]+)%", lambda percent: percent > 80),
     "gan.py": ("--steps 300", r"distance ([\d.]+) to the nearest centre", lambda distance: distance < 0.5),
 }
 RANK_0_ONLY = "train_digits.py"
