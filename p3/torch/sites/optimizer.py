@@ -16,9 +16,9 @@ import torch
 from p3.frontend import samples as of_workers
 from p3.frontend.local_steps.options import Options
 from p3.settings import Settings
-from p3.torch.local_steps import Parameter, Shared
 from p3.torch.parameters import trained
 from p3.torch.rounds.forward import named_buffers, named_parameters
+from p3.torch.shared_weights import Parameter, Shared
 from p3.torch.sites.site import Site
 
 
