@@ -202,17 +202,17 @@ def test_utilization_counts_the_bytes_of_every_card_and_a_failing_store_is_no_co
 
 @needs_lab
 def test_changes_counts_what_ends_well_behind_the_change(bench, capsys):
-    options = [*EMULATED, "--rate", "200mbit", "--factors", "0.5", "--hosts", "2", "--stores", "p3_sync,dist_sync"]
+    options = [*EMULATED, "--rate", "40mbit", "--factors", "0.5", "--hosts", "2", "--stores", "p3_sync,dist_sync"]
     status, _, records = bench("changes", *options, "--compute", "0.02", "--iterations", str(LEAST + 2))
     assert status == 0, records
-    (before,) = configurations("targets", *EMULATED, "--regimes", "slow", "--rate", "200mbit", "--compute", "0.02")
+    (before,) = configurations("targets", *EMULATED, "--regimes", "slow", "--rate", "40mbit", "--compute", "0.02")
     for record in runs_of(records, ["from_mbit", "before_s", "settling_s"]):
         assert_right(record, iterations=3)
-        assert (record["from_mbit"], record["rate_mbit"]) == (200, 100)
+        assert (record["from_mbit"], record["rate_mbit"]) == (40, 20)
         assert (len(record["before_s"]), len(record["settling_s"])) == (BEFORE, SETTLING)
         assert record["median_s"] > record["bound_s"] > 1.5 * limits.goal(before).seconds
         assert min(record["before_s"]) < record["bound_s"], "the links were fast again, for the second store, too"
-    assert "200 Mbit/s, then 100 Mbit/s" in capsys.readouterr().out
+    assert "40 Mbit/s, then 20 Mbit/s" in capsys.readouterr().out
 
 
 @needs_lab

@@ -16,7 +16,7 @@ def told(capsys, *options):
     store = "p3_torch" if importlib.util.find_spec("torch") else "p3_sync"
     if store == "p3_sync":
         pytest.importorskip("mxnet")
-    tiny = ["--model", "resnet50", "--size", "0.01", "--compute", "0.5", "--rate", "200", "--store", store]
+    tiny = ["--model", "resnet50", "--size", "0.01", "--compute", "1", "--rate", "200", "--store", store]
     assert cli.main(["bench", "deaths", *tiny, *options]) == 0
     out = capsys.readouterr().out
     return out, {what: int(count) for what, count in re.findall(r"^((?:with|in).*?)  +(\d+) ", out, re.MULTILINE)}
