@@ -14,8 +14,8 @@ import mxnet as mx
 import numpy as np
 
 from p3.frontend import snapshots, waiting
+from p3.frontend.local_steps.in_place import InPlaceTrainer
 from p3.frontend.local_steps.options import Options
-from p3.frontend.local_steps.trainer import LocalTrainer
 from p3.frontend.local_steps.value import merged
 from p3.mxnet import hooks, store_snapshots
 from p3.plan import choices, combinations
@@ -132,15 +132,13 @@ class _Local:
         self._p3_local.load_outer_state(state)
 
 
-class _Shared(LocalTrainer):
+class _Shared(InPlaceTrainer):
     """What stands between one Trainer and the job."""
 
     kind = "p3.mxnet.LocalSteps"
 
     def __init__(self, trainer, options, settings):
         self._trainer, self._kind = trainer, type(trainer)
-        self._is_stepping = False
-        self._own = None  # its weights, while the net has the global ones
         parameters = [one for one in trainer._params if 0 not in one.shape]
         self._shared = {_key_name(one): one for one in parameters if one.grad_req != "null"}
         self._others = [one for one in parameters if one.grad_req == "null"]
@@ -174,29 +172,11 @@ class _Shared(LocalTrainer):
 
     # Steps
 
-    def take_step(self, step):
-        if self._is_stepping:  # in a class whose step() calls update()
-            return step()
+    def before_step(self):
         self.require_own_weights("a step")
         _require_no_scaler(self._trainer)
-        self._is_stepping = True
-        try:
-            step()
-        finally:
-            self._is_stepping = False
-        self.after_step()
-
-    def require_own_weights(self, of):
-        if self._own is not None:
-            raise RuntimeError("%s within global_weights(), behind which the parameters become this worker's own "
-                               "again, and it would be lost: leave the with block before" % of)  # fmt: skip
-
-    def take_global(self):
-        self.require_own_weights("take_global()")
-        super().take_global()
 
     def broadcast(self):
-        self.require_own_weights("broadcast()")
         super().broadcast()
         self._give_others()
 
@@ -220,28 +200,19 @@ class _Shared(LocalTrainer):
     def _array(self, name):
         return self._shared[name].list_data()[0]
 
-    @contextlib.contextmanager
-    def global_weights(self):
-        self.require_own_weights("global_weights()")
-        values = self.values()
-        self._own = {name: self._array(name).copy() for name in values}
-        try:
-            for name, value in values.items():
-                self.merge(name, value, 0.0)
-            yield
-        finally:
-            own, self._own = self._own, None
-            for name, array in own.items():
-                array.copyto(self._array(name))
+    def copied(self):
+        return {name: self._array(name).copy() for name in self._shared}
+
+    def put_back(self, own):
+        for name, array in own.items():
+            array.copyto(self._array(name))
 
     # Saved
 
     def own_state(self):
-        self.require_own_weights("snapshot()")
         return {**super().own_state(), "trainer": store_snapshots.own_of_trainer(self._trainer)}
 
     def release(self):
-        self.require_own_weights("release()")
         super().release()
         self._trainer.__class__ = self._kind
         del self._trainer._p3_local

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import zlib
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, NoReturn, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, NoReturn, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import torch
 
 from p3.frontend import snapshots
+from p3.frontend.local_steps.in_place import InPlaceTrainer
 from p3.frontend.local_steps.options import Options
-from p3.frontend.local_steps.trainer import ARRAYS, LocalTrainer
+from p3.frontend.local_steps.trainer import ARRAYS
 from p3.frontend.local_steps.value import merged
 from p3.settings import Settings
 from p3.torch.parameters import trained
@@ -50,7 +50,7 @@ class Parameter(NamedTuple):
     tensor: torch.Tensor
 
 
-class Shared(job.Held, LocalTrainer):
+class Shared(job.Held, InPlaceTrainer):
     """What stands between one optimizer and the job."""
 
     kind = "LocalSteps"
@@ -75,8 +75,6 @@ class Shared(job.Held, LocalTrainer):
               shared: List[Parameter]) -> None:  # fmt: skip
         """What this process has to itself."""
         self._optimizer, self._kind, self._shared = optimizer, type(optimizer), {one.name: one for one in shared}
-        self._is_stepping = False
-        self._own: Optional[Dict[str, torch.Tensor]] = None  # its weights, while the model has the global ones
         self._places = _places(models, shared)
         self.control: Optional[Control] = None
 
@@ -94,29 +92,11 @@ class Shared(job.Held, LocalTrainer):
     def parameters(self) -> List[Parameter]:
         return list(self._shared.values())
 
-    @property
-    def shows_global(self) -> bool:
-        """Whether the model has the global weights, and not this worker's own."""
-        return self._own is not None
-
     # Steps
 
-    def take_step(self, step: Callable, *arguments: Any, **keywords: Any) -> Any:
-        """`step` is the optimizer's own, or a scheduler's that calls that."""
-        if self._is_stepping:
-            return step(*arguments, **keywords)
-        self._before_step()
-        self._is_stepping = True
-        try:
-            result = step(*arguments, **keywords)
-        finally:
-            self._is_stepping = False
-        self.after_step()
-        return result
-
     @torch.compiler.disable
-    def _before_step(self) -> None:
-        self._require_own_weights("optimizer.step()")
+    def before_step(self) -> None:
+        self.require_own_weights("optimizer.step()")
         for name, (module, attribute, dtype, shape) in self._places.items():
             tensor = self._shared[name].tensor
             if module._parameters.get(attribute) is not tensor:
@@ -137,17 +117,7 @@ class Shared(job.Held, LocalTrainer):
         if not self._is_stepping:
             self._shares.leave_out()
 
-    def _require_own_weights(self, of: str) -> None:
-        if self._own is not None:
-            raise RuntimeError("%s within global_weights(), behind which the parameters become this worker's own "
-                               "again, and it would be lost: leave the with block before" % of)  # fmt: skip
-
-    def take_global(self) -> None:
-        self._require_own_weights("take_global()")
-        super().take_global()
-
     def broadcast(self) -> None:
-        self._require_own_weights("broadcast()")
         super().broadcast()
         self.control.broadcast()
 
@@ -172,23 +142,13 @@ class Shared(job.Held, LocalTrainer):
             of_all = torch.from_numpy(value).to(tensor.device)
             tensor.copy_(merged(tensor.to(of_all.dtype), of_all, alpha))
 
-    @contextlib.contextmanager
-    def global_weights(self) -> Iterator[None]:
-        self._require_own_weights("global_weights()")
-        own = {name: one.tensor.detach().clone() for name, one in self._shared.items()}
-        self._own = own
-        try:
-            self._show_global()
-            yield
-        finally:
-            self._own = None
-            with torch.no_grad():
-                for name, one in self._shared.items():
-                    one.tensor.copy_(own[name])
+    def copied(self) -> Dict[str, torch.Tensor]:
+        return {name: one.tensor.detach().clone() for name, one in self._shared.items()}
 
-    def _show_global(self) -> None:
-        for name, value in self.values().items():
-            self.merge(name, value, 0.0)
+    def put_back(self, own: Dict[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            for name, one in self._shared.items():
+                one.tensor.copy_(own[name])
 
     # Saved and loaded
 
@@ -199,14 +159,13 @@ class Shared(job.Held, LocalTrainer):
 
     def load(self, load: Callable[[], None], content: Optional[Mapping[str, Any]]) -> None:
         """`load`: what is torch's own. `content`: of with_outer(), if there is any."""
-        self._require_own_weights("load_state_dict()")
+        self.require_own_weights("load_state_dict()")
         self.load_outer_state(content, load)
 
     def as_array(self, saved: torch.Tensor) -> np.ndarray:
         return saved.detach().to("cpu").contiguous().numpy()
 
     def own_state(self) -> Dict[str, Any]:
-        self._require_own_weights("snapshot()")
         return {**super().own_state(), **self._of_this_worker()}
 
     def _of_this_worker(self) -> Dict[str, Any]:
@@ -250,7 +209,7 @@ class Shared(job.Held, LocalTrainer):
         self._shares.go_on(part["samples"] if list(part["cut"]) == self._cut else None)
 
     def release(self, why: str = "") -> None:
-        self._require_own_weights("release()")
+        self.require_own_weights("release()")
         self._leave()
         if why:
             self._optimizer._p3_local = Ended(self._optimizer, self._kind, why)

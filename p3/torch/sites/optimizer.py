@@ -116,11 +116,11 @@ class OfSite(Shared):
             super().synchronize()
 
     def take_global(self) -> None:
-        self._require_own_weights("take_global()")
+        self.require_own_weights("take_global()")
         self._lead("take_global()", super().take_global)
 
     def broadcast(self) -> None:
-        self._require_own_weights("broadcast()")
+        self.require_own_weights("broadcast()")
         self._lead("broadcast()", super().broadcast, self._all)
 
     def _show_global(self) -> None:
@@ -137,7 +137,7 @@ class OfSite(Shared):
         return super().with_outer(content) if self._site.is_leader else content
 
     def load(self, load: Callable[[], None], content: Optional[Mapping[str, Any]]) -> None:
-        self._require_own_weights("load_state_dict()")
+        self.require_own_weights("load_state_dict()")
         self._lead("load_state_dict()", functools.partial(super().load, load, content))
         if not self._site.is_leader:
             load()
