@@ -6,8 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import forked  # noqa: E402
 from plugin_jobs import SCRIPTS  # noqa: E402
-from processes import Process, clean_environment, write_script  # noqa: E402
+from processes import Process, write_script  # noqa: E402
 
 sys.path.insert(0, str(SCRIPTS))
 import torch_departing as job  # noqa: E402
@@ -15,7 +16,7 @@ import torch_departing as job  # noqa: E402
 
 def p3_run(folder, processes, workers, command, **env):
     argv = [sys.executable, "-m", "p3", "run", "-n", str(workers), "-s", "2", "--on-worker-loss", "continue"]
-    processes.append(Process([*argv, sys.executable, *command], clean_environment(OMP_NUM_THREADS="1", **env), folder))
+    processes.append(Process([*argv, *forked.command(*command)], {**forked.environment(), **env}, folder))
     return processes[-1].wait(100)
 
 

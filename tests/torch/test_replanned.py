@@ -7,10 +7,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import forked  # noqa: E402
 import p3.torch  # noqa: E402
 from p3.errors import ConfigError  # noqa: E402
 from plugin_jobs import SCRIPTS  # noqa: E402
-from processes import Process, clean_environment  # noqa: E402
+from processes import Process  # noqa: E402
 from torch_steps import sgd, step  # noqa: E402
 
 sys.path.insert(0, str(SCRIPTS))
@@ -24,9 +25,9 @@ PROPOSED_AT, GOES_OVER_BEHIND = 3, 5
 
 def start(folder, processes, mode, events, workers, *options, **env):
     folder.mkdir(exist_ok=True)
-    argv = [sys.executable, "-m", "p3", "run", "-n", str(workers), "-s", str(SERVERS), *options, sys.executable]
-    command = [str(SCRIPTS / "torch_replanned.py"), mode, str(folder), json.dumps(events)]
-    processes.append(Process([*argv, *command], clean_environment(OMP_NUM_THREADS="1", **env), folder))
+    argv = [sys.executable, "-m", "p3", "run", "-n", str(workers), "-s", str(SERVERS), *options]
+    command = forked.command(str(SCRIPTS / "torch_replanned.py"), mode, str(folder), json.dumps(events))
+    processes.append(Process([*argv, *command], {**forked.environment(), **env}, folder))
     return processes[-1], command
 
 
@@ -94,8 +95,8 @@ def test_another_worker_may_come_while_a_plan_is_on_its_way_and_behind_that(tmp_
         env, options = {"P3_CHECK": "1"}, ["--on-worker-loss", "continue", "--max-workers", "3"]
         process, command = start(folder, processes, "clipping", events, 2, *options, **env)
         process.read_until("waits for go", times=2)
-        argv = [sys.executable, "-m", "p3", "join", "--pid", str(process.popen.pid), sys.executable]
-        processes.append(Process([*argv, *command], clean_environment(OMP_NUM_THREADS="1", **env), folder))
+        argv = [sys.executable, "-m", "p3", "join", "--pid", str(process.popen.pid)]
+        processes.append(Process([*argv, *command], {**forked.environment(), **env}, folder))
         process.read_until("waits to join the job")
         (folder / "go").touch()
         return trained(process.wait(100), folder, range(3))

@@ -267,7 +267,7 @@ def test_priorities_hide_what_a_queue_in_order_of_arrival_does_not():
 
 
 def test_1024_hosts_come_to_an_end():
-    setting = Setting(models.load("vgg19", 0.01), 1.0, links(1024, 100.0), iterations=1, warmup=1)
+    setting = Setting(models.load("vgg19", 0.001), 1.0, links(1024, 100.0), iterations=1, warmup=1)
     prediction = predict(setting)
     assert len(prediction.up) == 1024 and prediction.mean_s >= prediction.bound_s
 
