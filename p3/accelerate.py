@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-from typing import Any, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Union
 
 import torch
 
@@ -53,13 +53,17 @@ class Accelerator(accelerate.Accelerator):
     prepare() gets each optimizer with its models, or after them. ValueError names what P3 cannot do.
 
     `local_steps`: the arguments of p3.torch.LocalSteps, as {"every": 30}: each worker trains by itself, and weights are
-    exchanged now and then. Then evaluate `with accelerator.global_weights():`, and end with take_global().
+    exchanged now and then. Then evaluate `with accelerator.global_weights():`, and end with take_global(). Where
+    batches are of different sizes, weigh() says so.
     """
 
     _is_preparing = _is_joining = False
 
     def __init__(self, *arguments: Any, local_steps: Optional[Mapping[str, Any]] = None, **keywords: Any) -> None:
         self._local = Local(local_steps)
+        if self._local.weighs:
+            raise ValueError('local_steps has "weigh": Accelerator does not see which batches are trained on; leave it '
+                             "out, and call accelerator.weigh(len(x)) for each batch")  # fmt: skip
         given = inspect.signature(accelerate.Accelerator.__init__).bind(self, *arguments, **keywords).arguments
         _require_alone(given)
         join()
@@ -210,6 +214,18 @@ class Accelerator(accelerate.Accelerator):
         it does nothing."""
         with self._local.shown():
             yield
+
+    def weigh(self, samples: Union[float, torch.Tensor]) -> None:
+        """With local_steps: this batch is of so many samples or tokens, and this worker's differences weigh as much in
+        the mean as all of them since the last exchange. For each batch, before its backward pass, also of a step that
+        accumulates several `with accelerator.accumulate(model):`; on every worker. ValueError if it is no number from 0
+        on, a second time in a step, before prepare(), and without local_steps."""
+        if not self._local.optimizers:
+            raise ValueError("accelerator.weigh() is of local steps: say Accelerator(local_steps=...), and prepare() "
+                             "the optimizer before; without local steps leave it out")  # fmt: skip
+        self._local.add(samples)
+        if self.sync_gradients:
+            self._local.tell()
 
     def take_global(self) -> None:
         """With local_steps, at the end of a training: the prepared models have the global weights from here on. On

@@ -26,6 +26,8 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_z
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from lightning.pytorch.utilities.data import extract_batch_size
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 import p3.torch
@@ -43,7 +45,9 @@ class Strategy(DDPStrategy):
     `num_nodes` may be left out.
 
     `local_steps`: the arguments of p3.torch.LocalSteps, as {"every": 30}: each worker trains by itself, and weights are
-    exchanged now and then. What is validated, saved, and there at the end are the global ones.
+    exchanged now and then. What is validated, saved, and there at the end are the global ones. With "weigh": True each
+    worker's differences count in proportion to the samples of its batches, as Lightning counts them; or to what a
+    function of a batch returns.
     """
 
     def __init__(self, checkpoint_io: Any = None, precision_plugin: Optional[Precision] = None,
@@ -143,9 +147,17 @@ class Strategy(DDPStrategy):
     def _clip_value(self, optimizer: Any, clip_val: float) -> None:
         gradients.clip_value([optimizer], list(parameters_of(optimizer)), clip_val)
 
+    def training_step(self, batch: Any, *arguments: Any, **keywords: Any) -> Any:
+        self._local.count([batch], lambda: _samples(batch))
+        trainer = self.lightning_module.trainer
+        if self.lightning_module.automatic_optimization and not trainer.fit_loop._should_accumulate():
+            self._local.tell()  # early; else a step of the optimizer says that it is one
+        return super().training_step(batch, *arguments, **keywords)
+
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **keywords: Any) -> Any:
         """As Precision's, but the closure comes before the step, and not in it: in between are hooks and clipping."""
         result = self.precision_plugin._wrap_closure(model or self.lightning_module, optimizer, closure)
+        self._local.tell(optimizer)
         optimizer.step(**keywords)
         return result
 
@@ -221,6 +233,14 @@ def _own(checkpoint: Any) -> str:
 
 def _part_of(path: Any) -> str:
     return "%s.p3_local_%d" % (os.fspath(path), p3.torch.rank())
+
+
+def _samples(batch: Any) -> int:
+    try:
+        return extract_batch_size(batch)
+    except MisconfigurationException:
+        raise ValueError('local_steps has weigh=True, and Lightning cannot count the samples of a %s: give a function, '
+                         'as {"weigh": lambda batch: len(batch.x)}' % type(batch).__name__) from None  # fmt: skip
 
 
 def _copied(value: Any) -> Any:

@@ -20,6 +20,8 @@ except ModuleNotFoundError as error:
     text = "p3.transformers needs transformers, which is not installed. Run: pip install 'p3-training[transformers]'"
     raise ModuleNotFoundError(text, name="transformers") from None
 
+from transformers.trainer_pt_utils import find_batch_size
+
 from p3.accelerate import Accelerator, join
 from p3.trainers.local import Local
 
@@ -33,7 +35,9 @@ class OnP3:
     """What a Trainer needs to train by P3; to be named before it among the bases.
 
     `local_steps`: the arguments of p3.torch.LocalSteps, as {"every": 30}: each worker trains by itself, and weights are
-    exchanged now and then. What is evaluated, saved, and there at the end are the global ones.
+    exchanged now and then. What is evaluated, saved, and there at the end are the global ones. With "weigh": True each
+    worker's differences count in proportion to the tokens that have labels, by which the Trainer divides its loss, or
+    where it counts none to samples; or to what a function of a batch returns.
     """
 
     def __init__(self, *arguments: Any, local_steps: Optional[Mapping[str, Any]] = None, **keywords: Any) -> None:
@@ -46,6 +50,14 @@ class OnP3:
             self.args.average_tokens_across_devices = False
         super().create_accelerator_and_postprocess()
         Accelerator.take_over(self.accelerator, self._local)
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+        """The batches of a step of the optimizer: all of them are known before it begins."""
+        batches, tokens = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self._local.count(batches, lambda: sum(map(_samples, batches)) if tokens is None else tokens)
+        if len(batches) == num_batches:  # else data have ended early, and the step goes on with the next epoch's
+            self._local.tell()
+        return batches, tokens
 
     def evaluate(self, *arguments: Any, **keywords: Any) -> Any:
         with self._local.shown():
@@ -82,6 +94,14 @@ class Trainer(OnP3, transformers.Trainer):
 
 class Seq2SeqTrainer(OnP3, transformers.Seq2SeqTrainer):
     """As transformers' own."""
+
+
+def _samples(batch: Any) -> int:
+    found = find_batch_size(batch)
+    if found is None:
+        raise ValueError('local_steps has weigh=True, and a batch has no tensor, by which to count its samples: give a '
+                         'function, as {"weigh": lambda batch: len(batch["texts"])}')  # fmt: skip
+    return found
 
 
 def _require_possible(args: Any) -> None:

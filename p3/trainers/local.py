@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence
 
 import torch
 
 import p3.torch
+from p3.frontend import samples as of_workers
 from p3.plan import choices, combinations
 from p3.torch.requirements import parameters_of
 from p3.torch.start import job
@@ -26,17 +27,30 @@ class Local:
     """Of one trainer's optimizers. Without options they share each step's gradients, and the rest does nothing."""
 
     def __init__(self, options: Optional[Mapping[str, Any]]) -> None:
-        """`options`: the arguments of p3.torch.LocalSteps. ValueError if it is no dict."""
+        """`options`: the arguments of p3.torch.LocalSteps, and "weigh", which says what count() does. ValueError if it
+        is no dict, or for another "weigh"."""
         if options is not None and not isinstance(options, Mapping):
             raise ValueError("local_steps is %.100r; it must be a dict of the arguments of p3.torch.LocalSteps, as "
                              "{'every': 30}" % (options,))  # fmt: skip
-        self._options = options
+        self._options = None if options is None else {name: value for name, value in options.items() if name != "weigh"}
+        self._weigh = _checked_weigh((options or {}).get("weigh"))
         self._optimizers: List[Any] = []
+        self._counted: Dict[Any, float] = {}  # samples of batches, by an optimizer's step under way; not told yet
         self._ended_at: Dict[Any, int] = {}  # the steps that they had taken by then
 
     @property
     def is_on(self) -> bool:
         return self._options is not None
+
+    @property
+    def optimizers(self) -> List[Any]:
+        """Those that take local steps."""
+        return list(self._optimizers)
+
+    @property
+    def weighs(self) -> bool:
+        """Whether count() does anything."""
+        return bool(self._weigh)
 
     def distribute(self, optimizer: torch.optim.Optimizer, models: Iterable[torch.nn.Module]) -> None:
         """Has P3 train its parameters, on every worker at the same point. ValueError if the models lack one of them, or
@@ -52,6 +66,30 @@ class Local:
         p3.torch.LocalSteps(optimizer, gradients.of_models(optimizer, models), **self._options)
         taken = set(parameters_of(optimizer))  # from a former one, which is over
         self._optimizers = [*(one for one in self._optimizers if taken.isdisjoint(parameters_of(one))), optimizer]
+
+    # How much each worker's differences weigh
+
+    def count(self, batches: Sequence[Any], usual: Callable[[], Any]) -> None:
+        """The step under way trains on these, too. Of how many samples they are, `usual`, the trainer's own rule, says,
+        or the script's function of a batch. ValueError if that is no number from 0 on."""
+        if self._weigh is True:
+            self.add(usual())
+        elif self._weigh:
+            self.add(sum(of_workers.checked(self._weigh(batch)) for batch in batches))
+
+    def add(self, samples: Any) -> None:
+        """The step under way trains on so many samples more. ValueError if it is no number from 0 on."""
+        number = of_workers.checked(samples)
+        for one in self._optimizers:
+            self._counted[one] = self._counted.get(one, 0.0) + number
+
+    def tell(self, *optimizers: Any) -> None:
+        """Before the step of these, or of all, for which nothing more will be counted; the earlier the better."""
+        for one in optimizers or self._optimizers:
+            if one in self._counted:
+                one.weigh(self._counted.pop(one))
+
+    # Whose weights the models have
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
@@ -106,6 +144,13 @@ class Local:
             return torch.load(path, "cpu", weights_only=True) if os.path.exists(path) else None
 
         self.take(read, of)
+
+
+def _checked_weigh(given: Any) -> Any:
+    if not isinstance(given, (bool, type(None))) and not callable(given):
+        raise ValueError("local_steps has weigh=%.100r; it must be True, and the trainer's own count of a batch "
+                         "weighs, or a function of a batch that returns a number" % (given,))  # fmt: skip
+    return given
 
 
 def _path(folder: Any) -> str:

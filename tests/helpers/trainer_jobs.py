@@ -74,6 +74,15 @@ def require_same_as_in_a_loop(told):
     assert first["weights"] == second["weights"] and first["evaluated"] == second["evaluated"]
 
 
+def require_weighed(told):
+    """What each worker tells of trainings in which batches weigh, and what one process makes of them; without weights
+    it would be something else."""
+    for one in told:
+        for name, (trained, weighed, alike) in one.items():
+            assert differences(trained, weighed, 1e-6) == [], name
+            assert differences(trained, alike, 1e-4) != [], name
+
+
 def require_resumed(begun, resumed):
     """What each worker tells of a training, and of one that goes on from its checkpoint."""
     for one, other in zip(begun, resumed):

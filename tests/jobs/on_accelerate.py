@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainer_jobs import error, main
 
 if sys.argv[1] == "p3":
-    from local_loop import OPTIONS, UNDER_WAY, in_a_loop, weights
+    import p3.torch
+    from local_loop import LR, MEAN, OPTIONS, UNDER_WAY, in_a_loop, in_one_process, weights
 
     from p3.accelerate import Accelerator
 else:
@@ -354,6 +355,31 @@ def local_of_other(folder):
     return {**told, "saved": weights(net)}
 
 
+# The samples of each worker's batches, of which two are a step.
+UNEVEN = [[[0, 1, 2], [3], [4, 5], [6], [0, 4], [1, 2, 3], [5], [6]],
+          [[7], [8], [9, 10, 11, 12], [7, 8], [10], [9], [11], [12]]]  # fmt: skip
+
+
+def local_weighed(folder):
+    accelerator = Accelerator(cpu=True, local_steps=MEAN, gradient_accumulation_steps=2)
+    net = model()
+    net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), LR))
+    _, x, y = data().dataset.tensors
+    for batch in UNEVEN[accelerator.process_index]:
+        with accelerator.accumulate(net):
+            accelerator.weigh(torch.tensor(len(batch)))
+            accelerator.backward(nn.functional.cross_entropy(net(x[batch]), y[batch]))
+            optimizer.step()
+            optimizer.zero_grad()
+    accelerator.take_global()
+    steps = [list(zip(one[::2], one[1::2])) for one in UNEVEN]
+
+    def loss_of(net, batch, batches):
+        return nn.functional.cross_entropy(net(x[batch]), y[batch]) / len(batches)
+
+    return {"samples": [weights(net), *(in_one_process(model(), steps, loss_of, count) for count in (len, bool))]}
+
+
 def local_lossy(folder):
     """In a job that is to go on without lost workers."""
     return {"refused": error(locally)}
@@ -361,7 +387,6 @@ def local_lossy(folder):
 
 def refused(folder):
     import accelerate
-    import p3.torch
     from torch.nn.parallel import DistributedDataParallel
 
     def wrapped_by_p3():
@@ -401,6 +426,17 @@ def refused(folder):
         optimizer.param_groups[0]["compression"] = "int8"
         Accelerator(cpu=True, local_steps=OPTIONS).prepare(net, optimizer)
 
+    def prepared_locally():
+        one = Accelerator(cpu=True, local_steps=MEAN)
+        net = model()
+        one.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        return one
+
+    def weigh_twice():
+        one = prepared_locally()
+        one.weigh(2)
+        one.weigh(2)
+
     plain = model()
     return {
         "fsdp": error(lambda: Accelerator(fsdp_plugin=accelerate.FullyShardedDataParallelPlugin())),
@@ -418,6 +454,11 @@ def refused(folder):
         "local every": error(lambda: locally(local_steps={"every": 0})),
         "local compression": error(compress_locally),
         "local given": error(lambda: accelerator.prepare(*wrapped_by_local_steps())),
+        "weigh": error(lambda: prepared_locally().weigh(float("nan"))),
+        "weigh twice": error(weigh_twice),
+        "weigh alone": error(lambda: accelerator.weigh(2)),
+        "weigh early": error(lambda: Accelerator(cpu=True, local_steps=MEAN).weigh(2)),
+        "weigh option": error(lambda: Accelerator(cpu=True, local_steps={**MEAN, "weigh": True})),
     }
 
 

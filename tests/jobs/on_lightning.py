@@ -21,7 +21,7 @@ from trainer_jobs import error, main
 
 BY_P3 = sys.argv[1] == "p3"
 if BY_P3:
-    from local_loop import OPTIONS, in_a_loop, weights
+    from local_loop import LR, MEAN, OPTIONS, in_a_loop, in_one_process, weights
 
     import p3.lightning
 
@@ -357,6 +357,70 @@ def local_manual(folder):
     return {"losses": net.losses, "weights": weights(net)}
 
 
+class Weighed(Net):
+    """Workers have batches of different sizes, of which two are a step."""
+
+    def training_step(self, batch, number):
+        index, x, y = batch
+        self.seen.append(index.tolist())
+        return nn.functional.cross_entropy(self.net(x), y)
+
+    def on_before_optimizer_step(self, optimizer):
+        pass
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), LR)
+
+    def train_dataloader(self):
+        return DataLoader(data(32), 1 + self.global_rank)
+
+
+class WeighedByHand(Weighed):
+    """Two optimizers, whose steps of two batches the script counts itself."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch, number):
+        optimizers = self.optimizers()
+        self.manual_backward(super().training_step(batch, number) / 2)
+        if number % 2 == 1:
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(self.net[layer].parameters(), LR) for layer in (0, 2)]
+
+
+def of_index(batch):
+    return 1.0 + batch[0].float().sum()
+
+
+def local_weighed(folder):
+    _, x, y = data(32).tensors
+
+    def loss_of(net, batch, batches):
+        return nn.functional.cross_entropy(net.net(x[batch]), y[batch]) / len(batches)
+
+    def trained(net, weigh, count):
+        run = lightning.Trainer(
+            accelerator="cpu", strategy=p3.lightning.Strategy(local_steps={**MEAN, "weigh": weigh}), max_epochs=1,
+            limit_train_batches=8, limit_val_batches=0, logger=False, enable_checkpointing=False,
+            accumulate_grad_batches=2 if net.automatic_optimization else 1, enable_progress_bar=False,
+            enable_model_summary=False, num_sanity_val_steps=0,
+        )  # fmt: skip
+        run.fit(net)
+        seen = p3.torch.all_gather_object(net.seen)
+        steps = [list(zip(one[::2], one[1::2])) for one in seen]
+        return [weights(net), *(in_one_process(Weighed(), steps, loss_of, one) for one in (count, bool))]
+
+    return {
+        "samples": trained(Weighed(), True, len),
+        "function": trained(Weighed(), of_index, lambda batch: 1 + sum(batch)),
+        "by hand": trained(WeighedByHand(), True, len),
+    }
+
+
 class OfP3(Net):
     def configure_optimizers(self):
         return p3.torch.DistributedOptimizer(torch.optim.SGD(self.parameters(), lr=0.1), self)
@@ -380,6 +444,8 @@ def refused(folder):
         "workers": error(of_other_size),
         "local options": error(lambda: locally(folder, local_steps="30")),
         "local every": error(lambda: locally(folder, local_steps={"every": 0})),
+        "weigh": error(lambda: locally(folder, local_steps={**MEAN, "weigh": "tokens"})),
+        "weigh batch": error(lambda: locally(folder, local_steps={**MEAN, "weigh": lambda batch: -1})),
         "precision": error(lambda: trainer(folder, plugins=[scaled]).fit(Net())),
     }
 

@@ -18,7 +18,8 @@ from trainer_jobs import error, main
 from transformers import EarlyStoppingCallback, GPT2Config, GPT2LMHeadModel, TrainerCallback, TrainingArguments
 
 if sys.argv[1] == "p3":
-    from local_loop import OPTIONS, UNDER_WAY, in_a_loop, weights
+    import p3.torch
+    from local_loop import LR, MEAN, OPTIONS, UNDER_WAY, in_a_loop, in_one_process, weights
 
     from p3.transformers import Trainer
 else:
@@ -294,6 +295,58 @@ def local(folder):
     return {"trained": told, "plain": plain}
 
 
+class Weighed(Trainer):
+    """Notes what this worker trains on. `counts`: whether it counts tokens, as it does by itself."""
+
+    counts = True
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        self.seen.append(inputs.pop("index").tolist())
+        return super().training_step(model, inputs, num_items_in_batch)
+
+    def _get_num_items_in_batch(self, batches, device):
+        return super()._get_num_items_in_batch(batches, device) if self.counts else None
+
+
+def local_weighed(folder):
+    """Workers have batches of different sizes."""
+    of_all = samples(SAMPLES, 5)
+
+    def tokens(batch):
+        return sum(int((of_all[index]["labels"] != -100).sum()) for index in batch)  # as the Trainer counts
+
+    def trained(counts, weigh, count):
+        batch = 1 + p3.torch.rank()
+        args = TrainingArguments(output_dir=str(folder), per_device_train_batch_size=batch, max_steps=4, seed=3,
+                                 gradient_accumulation_steps=1 if counts else 2, use_cpu=True, report_to=[],
+                                 save_strategy="no", logging_steps=100, max_grad_norm=0, remove_unused_columns=False,
+                                 disable_tqdm=True, accelerator_config={"even_batches": False})  # fmt: skip
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), LR)
+        trainer = Weighed(
+            net, args, train_dataset=of_all * 3, data_collator=collate, local_steps={**MEAN, "weigh": weigh},
+            optimizers=(optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)),
+        )  # fmt: skip
+        trainer.seen, trainer.counts = [], counts
+        trainer.train()
+
+        def loss_of(net, batch, batches):
+            many = {name: torch.tensor(np.stack([of_all[index][name] for index in batch]))
+                    for name in ("input_ids", "labels")}  # fmt: skip
+            many["num_items_in_batch"] = sum(map(tokens, batches)) if counts else None
+            return net(**many).loss / (1 if counts else len(batches))
+
+        seen, size = p3.torch.all_gather_object(trainer.seen), args.gradient_accumulation_steps
+        steps = [[one[at : at + size] for at in range(0, len(one), size)] for one in seen]
+        return [weights(trainer.model), *(in_one_process(model(), steps, loss_of, one) for one in (count, bool))]
+
+    return {
+        "tokens": trained(True, True, tokens),
+        "samples": trained(False, True, len),
+        "function": trained(False, lambda batch: batch["index"].sum() + 1, lambda batch: sum(batch) + 1),
+    }
+
+
 def local_begun(folder):
     """A checkpoint with fragments under way, behind an evaluation."""
     told = locally(folder, save_strategy="steps", save_steps=UNDER_WAY, eval_steps=UNDER_WAY)[1]
@@ -321,7 +374,6 @@ def local_best(folder):
 
 
 def refused(folder):
-    import p3.torch
     from accelerate import PartialState
 
     of_p3 = model()
@@ -347,6 +399,8 @@ def refused(folder):
         "fp16": error(lambda: train(model(), fp16=True)),
         "local options": error(lambda: locally(folder, local_steps="30")),
         "local every": error(lambda: locally(folder, local_steps={"every": 0})),
+        "weigh": error(lambda: locally(folder, local_steps={**MEAN, "weigh": 3})),
+        "weigh batch": error(lambda: locally(folder, local_steps={**MEAN, "weigh": lambda batch: float("inf")})),
         "late": error(lambda: train(model(), after=see_one_process)),
     }
 

@@ -11,7 +11,8 @@ pytestmark = pytest.mark.timeout(400)  # the first test waits for the jobs
 SCRIPT = "on_accelerate.py"
 LIKE_DDP = ["plain", "apart", "value_clipped", "accumulated", "accumulated_each", "halved", "compiled", "begun",
             "resumed", "two_models", "looked_at", "changed", "left_out", "written"]  # fmt: skip
-BY_P3_ALONE = ["uneven", "refused", "local", "local_begun", "local_resumed", "local_lost", "local_of_other"]
+BY_P3_ALONE = ["uneven", "refused", "local", "local_begun", "local_resumed", "local_lost", "local_of_other",
+            "local_weighed"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LIKE_DDP)
@@ -93,7 +94,16 @@ def test_local_steps_go_on_from_a_checkpoint_of_a_training_without(by_p3):
         assert one["loaded"] == one["global"] == one["saved"] and one["weights"] == first["weights"]
 
 
+def test_workers_count_by_the_samples_of_their_batches(by_p3):
+    jobs.require_weighed(by_p3["local_weighed"])
+
+
 @pytest.mark.parametrize("what, said", [
+    ("weigh", "weigh(nan): it takes how many samples"),
+    ("weigh twice", "weigh() was called before in this step"),
+    ("weigh alone", "say Accelerator(local_steps=...)"),
+    ("weigh early", "prepare() the optimizer before"),
+    ("weigh option", "call accelerator.weigh(len(x)) for each batch"),
     ("fsdp", "Accelerator(fsdp_plugin=)"),
     ("parallelism", "Accelerator(parallelism_config=)"),
     ("fp16", "'no' and 'bf16'"),

@@ -12,7 +12,8 @@ pytestmark = pytest.mark.timeout(400)  # the first test waits for the jobs
 SCRIPT = "on_lightning.py"
 LIKE_DDP = ["plain", "by_name", "clipped", "value_clipped", "accumulated", "halved", "manual", "stopped", "saved",
             "begun", "resumed", "validated", "unseen", "looked_at", "changed", "averaged"]  # fmt: skip
-BY_P3_ALONE = ["refused", "local", "local_begun", "local_resumed", "local_linked", "local_ended", "local_manual"]
+BY_P3_ALONE = ["refused", "local", "local_begun", "local_resumed", "local_linked", "local_ended", "local_manual",
+            "local_weighed"]  # fmt: skip
 
 
 def test_one_worker_may_validate_before_it_trains(tmp_path, processes):
@@ -92,7 +93,13 @@ def test_each_of_two_optimizers_has_local_steps_of_its_own(by_p3):
     assert first["losses"] != second["losses"] and first["weights"] == second["weights"]
 
 
+def test_workers_count_by_the_samples_of_their_batches_or_by_what_a_function_says(by_p3):
+    jobs.require_weighed(by_p3["local_weighed"])
+
+
 @pytest.mark.parametrize("what, said", [
+    ("weigh", "local_steps has weigh='tokens'; it must be True"),
+    ("weigh batch", "weigh(-1): it takes how many samples"),
     ("P3's optimizer", "return the plain one"),
     ("LBFGS", "use another optimizer"),
     ("workers", "the launcher says how many there are"),

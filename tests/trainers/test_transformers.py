@@ -9,7 +9,7 @@ pytestmark = pytest.mark.timeout(400)  # the first test waits for the jobs
 SCRIPT = "on_transformers.py"
 LIKE_DDP = ["plain", "saved", "accumulated", "unclipped", "clipped", "halved", "checkpointed", "evaluated",
             "stopped", "begun", "resumed", "again", "looked_at", "changed"]  # fmt: skip
-BY_P3_ALONE = ["refused", "local", "local_begun", "local_resumed", "local_best"]
+BY_P3_ALONE = ["refused", "local", "local_begun", "local_resumed", "local_best", "local_weighed"]
 
 
 @pytest.mark.parametrize("name", LIKE_DDP)
@@ -84,7 +84,13 @@ def test_the_best_global_model_is_that_of_all_workers_and_training_goes_on_from_
     assert first["later"] == second["later"] != first["best"]
 
 
+def test_workers_count_by_tokens_samples_or_what_a_function_says(by_p3):
+    jobs.require_weighed(by_p3["local_weighed"])
+
+
 @pytest.mark.parametrize("what, said", [
+    ("weigh", "local_steps has weigh=3; it must be True"),
+    ("weigh batch", "weigh(inf): it takes how many samples"),
     ("P3's optimizer", "give Accelerator the plain one"),
     ("DDP before P3", "pass the model itself"),
     ("DDP after P3", "Take DistributedDataParallel away"),
