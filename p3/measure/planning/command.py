@@ -31,6 +31,8 @@ def add_parser(commands) -> None:
     parser.add_argument("--budget", type=number(0, 1e6), default=BUDGET_S, metavar="S",
                         help="seconds for the search (default %(default)g)")
     parser.add_argument("--price", type=number(0, 1e9), metavar="P", help="of a host for an hour: what 1000 steps cost")
+    parser.add_argument("--allow-lossy", action="store_true",
+                        help="say what compressed gradients would take; and local steps, if that is too slow as well")
     parser.add_argument("--out", metavar="FILE", help="write the strategy to FILE")
     parser.add_argument("--judge", metavar="FILE", action="append",
                         help="search nothing: hold what `p3 bench verdict --out FILE` has measured against predictions")
@@ -38,7 +40,7 @@ def add_parser(commands) -> None:
 
 
 def _plan(options: argparse.Namespace, _settings: Settings, _command: List[str]) -> int:
-    from p3.measure.planning import report
+    from p3.measure.planning import lossy, report
     from p3.measure.planning.search import Search
 
     if options.judge:
@@ -58,6 +60,10 @@ def _plan(options: argparse.Namespace, _settings: Settings, _command: List[str])
         best = search.best(options.budget)
         for line in report.lines(asked[0], search, best, options.price):
             print(line)
+        if options.allow_lossy:
+            print()
+            for line in lossy.lines(asked[0], best):
+                print(line)
         if options.out:
             with open(options.out, "w", encoding="utf-8") as file:
                 file.write(best.strategy.text())

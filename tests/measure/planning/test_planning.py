@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p3 import cli
-from p3.measure.planning import builders
+from p3.frontend.local_steps.fragments import Schedule
+from p3.measure.compressions import Compression
+from p3.measure.planning import builders, lossy
 from p3.measure.planning.search import Search
 from p3.measure.replay import bound, models
 from p3.measure.simulate.predict import predict
@@ -92,6 +94,47 @@ def test_a_plan_is_told_and_written(capsys, tmp_path):
     assert cli.main(["plan", *SMALL, *rates, "--budget", "0", "--strategy", str(path)]) == 0
     assert "\ngiven " in capsys.readouterr().out
     assert cli.main(["simulate", *SMALL[:-2], *rates, "--strategy", str(path)]) == 0
+
+
+@pytest.mark.parametrize("rate", [200.0, 10.0, 1.0, 0.2])
+def test_local_steps_are_proposed_where_nothing_else_comes_near_the_computation(rate):
+    """With the smallest number of steps in which the simulator's exchange is over."""
+    setting = setting_of(rate, rate, rate, rate)
+    best = Search(setting).without()
+    found = lossy.lossy(setting, best)
+    fastest = min(best.seconds, *found.compressed_s.values())
+    assert (found.proposal is None) == (fastest <= 1.5 * 0.5)
+    assert (found.proposal is None) == (rate > 5)
+    if found.proposal is None:
+        return
+    one = found.proposal
+    alone = dataclasses.replace(setting, compute_s=0.0, compression=Compression("int4", "int4"))
+    assert one.exchange_s == predict(alone).mean_s >= one.fragment_s >= one.exchange_s / one.fragments
+    assert one.hides and one.seconds == 0.5 and one.fragment_s <= one.delay * one.seconds
+    Schedule.checked(one.every, one.fragments, one.delay)
+    smaller = [every for every in lossy.EVERY if every < one.every]
+    assert all(one.exchange_s > (every - 1) * 0.5 for every in smaller)
+
+
+def test_where_no_exchange_hides_steps_wait():
+    setting = setting_of(0.05, 0.05)
+    one = lossy.local_steps(setting, 0.5)
+    assert not one.hides and one.every == lossy.EVERY[-1] and one.seconds == one.fragment_s / one.delay > 0.5
+
+
+def test_a_plan_may_propose_local_steps(capsys, tmp_path):
+    path = tmp_path / "s.json"
+    slow = ["plan", *SMALL, "--budget", "0", "--hosts", "4", "--rate", "1mbit", "--out", str(path)]
+    assert cli.main(slow) == 0
+    assert "LocalSteps" not in capsys.readouterr().out
+    without = path.read_text()
+    assert cli.main([*slow, "--allow-lossy"]) == 0
+    out = capsys.readouterr().out
+    assert "int8 " in out and "p3.torch.LocalSteps(optimizer, model, every=" in out and "docs/local-steps.md" in out
+    assert path.read_text() == without
+    assert cli.main(["plan", *SMALL, "--budget", "0", "--hosts", "2", "--rate", "1gbit", "--allow-lossy"]) == 0
+    out = capsys.readouterr().out
+    assert "int8 " in out and "LocalSteps" not in out
 
 
 @pytest.mark.parametrize("options, said", [
