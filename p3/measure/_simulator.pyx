@@ -44,6 +44,7 @@ cdef extern from "simulator/job.h" namespace "p3::simulator" nogil:
         vector[Host] hosts
         vector[int] workers, servers
         cbool local_aggregation
+        vector[vector[int]] leaders
         vector[Layer] layers
         cbool releases_at_end
         vector[Slice] slices
@@ -107,7 +108,7 @@ cdef Job _job(dict given) except *:
         host.up, host.down = _link(up), _link(down)
         job.hosts.push_back(host)
     job.workers, job.servers = given["workers"], given["servers"]
-    job.local_aggregation = given["local_aggregation"]
+    job.local_aggregation, job.leaders = given["local_aggregation"], given["leaders"]
     job.layers, job.slices = given["layers"], given["slices"]
     job.releases_at_end = given["releases_at_end"]
     cdef int clipping = CLIPPING.index(given["clipping"])

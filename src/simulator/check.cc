@@ -1,6 +1,8 @@
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "simulator/job.h"
 
@@ -28,6 +30,29 @@ void check_hosts(const std::vector<int>& places, size_t hosts, const std::string
             role + " on host " + std::to_string(place) + ": there are " + std::to_string(hosts));
 }
 
+// Each host has one machine, and from each a way leads to each server.
+void check_leaders(const Job& job) {
+  const size_t hosts = job.hosts.size();
+  std::vector<int> machines(hosts, 0);
+  for (int host : job.workers) machines[static_cast<size_t>(host)] = 1;
+  require(job.local_aggregation && std::count(machines.begin(), machines.end(), 1) == static_cast<int>(hosts),
+          "with leaders each host needs workers, which push as one");
+  require(job.clipping != Clipping::kNorm, "leaders pass on no part of the norm");
+  require(job.leaders.size() == job.servers.size(), "each server needs its leaders");
+  for (const auto& leaders : job.leaders) {
+    require(leaders.size() == hosts, "each host needs a leader, or the server");
+    for (size_t host = 0; host < hosts; ++host) {
+      size_t steps = 0;
+      for (int at = static_cast<int>(host); at != Job::kServer; at = leaders[static_cast<size_t>(at)]) {
+        if (at < Job::kServer || at >= static_cast<int>(hosts))  // a million times: only then it is worth a text
+          throw std::invalid_argument("leader on host " + std::to_string(at) + ": there are " + std::to_string(hosts));
+        if (steps++ == hosts)
+          throw std::invalid_argument("from host " + std::to_string(host) + " no way leads to the server");
+      }
+    }
+  }
+}
+
 }  // namespace
 
 void check(const Job& job) {
@@ -38,6 +63,7 @@ void check(const Job& job) {
   }
   check_hosts(job.workers, job.hosts.size(), "worker");
   check_hosts(job.servers, job.hosts.size(), "server");
+  if (!job.leaders.empty()) check_leaders(job);
   require(!job.layers.empty(), "the job has no layer");
   for (const Layer& layer : job.layers)
     require(is_not_negative(layer.forward_s) && is_not_negative(layer.backward_s), "a layer's time is negative");

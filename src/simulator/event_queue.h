@@ -1,8 +1,13 @@
 // What will happen, and when: the earliest first, equals in the order in which they were planned.
+//
+// What passes one direction of a link leaves it in the order in which it came. Such events wait in a lane, of which only
+// the first is in the heap, so that this stays small however many segments are under way.
 // Threads: none.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <queue>
 #include <vector>
 
@@ -24,7 +29,8 @@ struct Event {
   uint64_t order = 0;
   EventKind kind{};
   int32_t subject = 0;
-  int64_t what = 0;
+  int32_t what = 0;
+  int32_t lane = 0;  // or kNoLane
 };
 
 class EventQueue {
@@ -33,8 +39,22 @@ class EventQueue {
   bool empty() const { return queue_.empty(); }
   uint64_t count() const { return next_; }
 
-  void at(double time, EventKind kind, int subject, int64_t what = 0) {
-    queue_.push({time, next_++, kind, subject, what});
+  // From 0.
+  void set_lanes(std::size_t count) { lanes_.resize(count); }
+
+  void at(double time, EventKind kind, int subject, int what = 0) {
+    queue_.push({time, next_++, kind, subject, what, kNoLane});
+  }
+
+  // No earlier than what was planned last in this lane.
+  void in_lane(int lane, double time, EventKind kind, int subject, int what = 0) {
+    const Event event{time, next_++, kind, subject, what, lane};
+    Lane& its = lanes_[static_cast<std::size_t>(lane)];
+    if (its.is_in_heap)
+      its.behind.push_back(event);
+    else
+      queue_.push(event);
+    its.is_in_heap = true;
   }
 
   // Precondition: !empty().
@@ -42,17 +62,33 @@ class EventQueue {
     const Event event = queue_.top();
     queue_.pop();
     now_ = event.time;
+    if (event.lane != kNoLane) advance(lanes_[static_cast<std::size_t>(event.lane)]);
     return event;
   }
 
  private:
+  static constexpr int kNoLane = -1;
+
+  struct Lane {
+    bool is_in_heap = false;   // its first event
+    std::deque<Event> behind;  // that
+  };
+
   struct Later {
     bool operator()(const Event& one, const Event& other) const {
       return one.time > other.time || (one.time == other.time && one.order > other.order);
     }
   };
 
+  void advance(Lane& lane) {
+    lane.is_in_heap = !lane.behind.empty();
+    if (!lane.is_in_heap) return;
+    queue_.push(lane.behind.front());
+    lane.behind.pop_front();
+  }
+
   std::priority_queue<Event, std::vector<Event>, Later> queue_;
+  std::vector<Lane> lanes_;
   uint64_t next_ = 0;
   double now_ = 0;
 };

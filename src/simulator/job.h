@@ -75,6 +75,11 @@ struct Job {
   std::vector<int> workers;  // host of each
   std::vector<int> servers;
   bool local_aggregation = true;  // one push for all workers of a host
+  // [server][host]: whose machine adds up what this host's pushes of that server's slices: another host, or kServer. A
+  // leader pushes the sum on, with what its own workers have computed, and passes back the value. Empty: all push to the
+  // servers. P3 has no such groups.
+  static constexpr int kServer = -1;
+  std::vector<std::vector<int>> leaders;
   std::vector<Layer> layers;
   bool releases_at_end = false;  // all gradients are ready when the backward pass ends, none before
   std::vector<Slice> slices;

@@ -22,6 +22,7 @@ Network::Network(const Job& job, EventQueue& events, Listener& listener)
       events_(events),
       listener_(listener),
       random_(job.transport.seed) {
+  events_.set_lanes(2 * job.hosts.size());
   for (const Host& host : job.hosts) {
     up_.emplace_back(host.up);
     down_.emplace_back(host.down);
@@ -110,17 +111,18 @@ bool Network::enter_uplink(int number) {
   const double passed = up(host).pass(events_.now(), on_wire(s.bytes));
   if (passed < 0) return false;
   report(Span::kUp, host, up(host), s);
-  events_.at(passed + transport_.delay_s, EventKind::kAtDownlink, s.connection, number);
+  events_.in_lane(up_lane(host), passed + transport_.delay_s, EventKind::kAtDownlink, s.connection, number);
   return true;
 }
 
 void Network::enter_downlink(int number) {
   const Segment& s = segment(number);
   if (is_lost_by_chance(s.bytes)) return lose(number);
-  const double passed = down(of(s.connection).to).pass(events_.now(), on_wire(s.bytes));
+  const int host = of(s.connection).to;
+  const double passed = down(host).pass(events_.now(), on_wire(s.bytes));
   if (passed < 0) return lose(number);
-  report(Span::kDown, of(s.connection).to, down(of(s.connection).to), s);
-  events_.at(passed, EventKind::kArrived, s.connection, number);
+  report(Span::kDown, host, down(host), s);
+  events_.in_lane(down_lane(host), passed, EventKind::kArrived, s.connection, number);
 }
 
 // A segment is sent again whole, though mostly one of its packets alone is lost.
@@ -172,14 +174,21 @@ void Network::arrive(int number) {
 
 void Network::acknowledge(int number) {
   const int connection = segment(number).connection;
-  const double now = events_.now();
   if (transport_.ack_bytes <= 0) {
-    events_.at(now + transport_.delay_s, EventKind::kAckArrived, connection, number);
+    events_.at(events_.now() + transport_.delay_s, EventKind::kAckArrived, connection, number);
     return;
   }
-  // One that finds no room is made up for by the next: as good as one that has passed.
-  const double passed = std::max(now, up(of(connection).to).pass(now, transport_.ack_bytes));
-  events_.at(passed + transport_.delay_s, EventKind::kAckAtDownlink, connection, number);
+  const int host = of(connection).to;
+  pass_acknowledgement(up(host), up_lane(host), transport_.delay_s, EventKind::kAckAtDownlink, connection, number);
+}
+
+// One that finds no room is made up for by the next: as good as one that has passed, at once.
+void Network::pass_acknowledgement(Link& link, int lane, double delay_s, EventKind next, int connection, int number) {
+  const double passed = link.pass(events_.now(), transport_.ack_bytes);
+  if (passed < 0)
+    events_.at(events_.now() + delay_s, next, connection, number);
+  else
+    events_.in_lane(lane, passed + delay_s, next, connection, number);
 }
 
 void Network::on_acknowledgement(int number) {
@@ -203,15 +212,16 @@ void Network::on_acknowledgement(int number) {
 }
 
 void Network::handle(const Event& event) {
-  const int number = static_cast<int>(event.what);
+  const int number = event.what;
   switch (event.kind) {
     case EventKind::kAtDownlink:
       return enter_downlink(number);
     case EventKind::kArrived:
       return arrive(number);
-    case EventKind::kAckAtDownlink:
-      return events_.at(std::max(event.time, down(of(event.subject).from).pass(event.time, transport_.ack_bytes)),
-                        EventKind::kAckArrived, event.subject, number);
+    case EventKind::kAckAtDownlink: {
+      const int host = of(event.subject).from;
+      return pass_acknowledgement(down(host), down_lane(host), 0, EventKind::kAckArrived, event.subject, number);
+    }
     case EventKind::kAckArrived:
       return on_acknowledgement(number);
     case EventKind::kLossNoticed:

@@ -88,7 +88,10 @@ class Network {
 
   Connection& of(int connection) { return connections_[static_cast<size_t>(connection)]; }
   const Connection& of(int connection) const { return connections_[static_cast<size_t>(connection)]; }
-  Segment& segment(int64_t number) { return segments_[static_cast<size_t>(number)]; }
+  Segment& segment(int number) { return segments_[static_cast<size_t>(number)]; }
+  // Of a host's links, in the queue of events.
+  static int up_lane(int host) { return 2 * host; }
+  static int down_lane(int host) { return 2 * host + 1; }
   double on_wire(double bytes) const { return bytes * wire_share_; }
 
   int take_segment();
@@ -101,6 +104,7 @@ class Network {
   void lose(int number);
   void arrive(int number);
   void acknowledge(int number);
+  void pass_acknowledgement(Link& link, int lane, double delay_s, EventKind next, int connection, int number);
   void on_acknowledgement(int number);
 
   const Transport transport_;

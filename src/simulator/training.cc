@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cmath>
 #include <map>
-#include <set>
 #include <stdexcept>
 #include <utility>
 
@@ -16,31 +15,62 @@ Training::Training(const Job& job)
     : job_(job),
       network_(job_, events_, *this),
       dispatcher_(job_.sender, static_cast<int>(job_.hosts.size()), events_, network_, frames_),
+      machine_on_(job_.hosts.size(), -1),
       slices_of_(job_.layers.size()) {
   const size_t layers = job_.layers.size();
   for (size_t number = 0; number < job_.slices.size(); ++number)
     slices_of_[static_cast<size_t>(job_.slices[number].layer)].push_back(static_cast<int>(number));
-  std::map<int, int> machine_on;
   for (int host : job_.workers) {
-    const auto known = job_.local_aggregation ? machine_on.find(host) : machine_on.end();
-    const int number = known != machine_on.end() ? known->second : static_cast<int>(machines_.size());
-    if (known == machine_on.end()) {
+    int& number = machine_on_[static_cast<size_t>(host)];
+    if (number < 0 || !job_.local_aggregation) {
+      number = static_cast<int>(machines_.size());
       machines_.push_back({host, {}, {}});
-      machine_on[host] = number;
     }
     machine(number).workers.push_back(static_cast<int>(workers_.size()));
     workers_.emplace_back();
     workers_.back().machine = number;
     workers_.back().missing.assign(layers, 0);
   }
-  for (Machine& one : machines_) one.unready.assign(job_.slices.size(), static_cast<int>(one.workers.size()));
-  unpushed_.assign(job_.slices.size(), static_cast<int>(machines_.size()));
+  prepare_leaders();
   result_.ends_s.resize(workers_.size());
   result_.waited_s.assign(workers_.size(), std::vector<double>(layers, 0));
   result_.waited_to_clip_s.assign(workers_.size(), 0);
   prepare_clipping();
   running_ = warming_up_ = static_cast<int>(workers_.size());
   connect();
+}
+
+void Training::prepare_leaders() {
+  pushers_.resize(job_.servers.size());
+  if (!job_.leaders.empty()) led_.resize(machines_.size() * job_.servers.size());
+  for (int m = 0; m < static_cast<int>(machines_.size()); ++m)
+    for (int server = 0; server < static_cast<int>(job_.servers.size()); ++server) {
+      const int its = leader(m, server);
+      (its == Job::kServer ? pushers_[static_cast<size_t>(server)] : led_[pair(its, server)]).push_back(m);
+    }
+  for (int s = 0; s < static_cast<int>(job_.slices.size()); ++s) {
+    unpushed_.push_back(static_cast<int>(pushers_[static_cast<size_t>(slice(s).server)].size()));
+    for (int m = 0; m < static_cast<int>(machines_.size()); ++m) machine(m).unready.push_back(needed(m, s));
+  }
+}
+
+// Or Job::kServer.
+int Training::leader(int number, int server) const {
+  if (job_.leaders.empty()) return Job::kServer;
+  const auto& leaders = job_.leaders[static_cast<size_t>(server)];
+  const int host = leaders[static_cast<size_t>(machines_[static_cast<size_t>(number)].host)];
+  return host == Job::kServer ? Job::kServer : machine_on_[static_cast<size_t>(host)];
+}
+
+const std::vector<int>& Training::led(int number, int server) const {
+  static const std::vector<int> kNobody;
+  return led_.empty() ? kNobody : led_[pair(number, server)];
+}
+
+// What a machine adds up before it pushes a slice.
+int Training::needed(int number, int its_slice) const {
+  const auto& workers = machines_[static_cast<size_t>(number)].workers;
+  return static_cast<int>(workers.size() + led(number, slice(its_slice).server).size());
 }
 
 void Training::prepare_clipping() {
@@ -58,50 +88,50 @@ void Training::prepare_clipping() {
   }
 }
 
-// Only what a slice will cross.
+// Only what a slice will cross. But the window is that of a job whose connections are all there, and which has agreed on
+// the greatest number that leaves a host.
 void Training::connect() {
-  const size_t pairs = machines_.size() * job_.servers.size();
-  to_server_.assign(pairs, -1);
-  to_machine_.assign(pairs, -1);
-  std::set<int> used;
-  for (const Slice& one : job_.slices) used.insert(one.server);
-  result_.window_bytes = window();
+  const int servers = static_cast<int>(job_.servers.size()), machines = static_cast<int>(machines_.size());
+  ways_.assign(machines_.size() * job_.servers.size(), kNoWay);
+  std::vector<std::pair<int, int>> ends;  // of each way: hosts
+  std::vector<uint64_t> leaving(job_.hosts.size(), 0);
+  for (int m = 0; m < machines; ++m) {
+    std::map<int, int> ways_to;  // machines, and behind those servers
+    for (int server = 0; server < servers; ++server) {
+      const int its_leader = leader(m, server);
+      const int here = machine(m).host;
+      const int there = its_leader == Job::kServer ? server_host(server) : machine(its_leader).host;
+      if (here == there) continue;
+      const auto [known, is_new] =
+          ways_to.try_emplace(its_leader == Job::kServer ? machines + server : its_leader, kNoWay);
+      if (is_new) {
+        ++leaving[static_cast<size_t>(here)];
+        ++leaving[static_cast<size_t>(there)];
+      }
+      if (slices_on_[static_cast<size_t>(server)] == 0) continue;
+      if (known->second == kNoWay) {
+        known->second = static_cast<int>(ends.size());
+        ends.emplace_back(here, there);
+      }
+      way(m, server) = known->second;
+    }
+  }
+  result_.window_bytes = window(*std::max_element(leaving.begin(), leaving.end()));
   const bool are_many = SocketStream::are_many(static_cast<uint64_t>(result_.window_bytes));
   const double retry_s = are_many ? std::chrono::duration<double>(Stream::kTryAgainAfter).count() : 0;
-  const auto open = [&](int from, int to) {
-    const int number = network_.connect(from, to, retry_s);
-    dispatcher_.add(number, result_.window_bytes);
-    return number;
-  };
-  for (int m = 0; m < static_cast<int>(machines_.size()); ++m) {
-    for (int server : used) {
-      const int here = machine(m).host, there = server_host(server);
-      if (here == there) continue;
-      connection(to_server_, m, server) = open(here, there);
-      connection(to_machine_, m, server) = open(there, here);
-    }
+  for (const auto& [here, there] : ends) {  // in the order of push_connection() and value_connection()
+    dispatcher_.add(network_.connect(here, there, retry_s), result_.window_bytes);
+    dispatcher_.add(network_.connect(there, here, retry_s), result_.window_bytes);
   }
 }
 
-// What SocketStream allows a connection of a job that has agreed on the greatest of its links' rates, and on the greatest
-// number of connections that leave a host.
-double Training::window() const {
+// What SocketStream allows a connection of a job that has agreed on the greatest of its links' rates.
+double Training::window(uint64_t connections) const {
   if (job_.sender.window_bytes > 0) return job_.sender.window_bytes;
   LinkShare link;
-  const auto on = [](int host, const std::vector<int>& hosts) {
-    return static_cast<uint64_t>(std::count(hosts.begin(), hosts.end(), host));
-  };
-  std::vector<int> machines;
-  for (const Machine& one : machines_) machines.push_back(one.host);
-  for (int host = 0; host < static_cast<int>(job_.hosts.size()); ++host) {
-    const uint64_t machines_here = on(host, machines), servers_here = on(host, job_.servers);
-    const uint64_t machines_elsewhere = machines.size() - machines_here;
-    const uint64_t servers_elsewhere = job_.servers.size() - servers_here;
-    const double rate = job_.hosts[static_cast<size_t>(host)].up.bytes_per_s;
-    link.bytes_per_second = std::max(link.bytes_per_second, static_cast<uint64_t>(rate));
-    link.connections =
-        std::max(link.connections, machines_here * servers_elsewhere + servers_here * machines_elsewhere);
-  }
+  link.connections = connections;
+  for (const Host& host : job_.hosts)
+    link.bytes_per_second = std::max(link.bytes_per_second, static_cast<uint64_t>(host.up.bytes_per_s));
   const auto round_trip_us = static_cast<uint32_t>(std::lround(2e6 * job_.transport.delay_s));
   return static_cast<double>(SocketStream::bytes_under_way(link, round_trip_us));
 }
@@ -112,7 +142,7 @@ Result Training::run() {
     if (events_.empty()) throw std::logic_error("the simulated job stands still");
     const Event event = events_.pop();
     if (event.kind == EventKind::kStepDone)
-      step_done(event.subject, static_cast<int>(event.what));
+      step_done(event.subject, event.what);
     else
       network_.handle(event);
   }
@@ -195,50 +225,58 @@ void Training::leave_warmup() {
 // The layer's gradients are ready.
 void Training::release(int number, int layer) {
   Worker& one = worker(number);
-  Machine& its_machine = machine(one.machine);
   const int round = one.iteration;
   one.missing[static_cast<size_t>(layer)] = static_cast<int>(slices_of_[static_cast<size_t>(layer)].size());
-  for (int s : slices_of_[static_cast<size_t>(layer)]) {
-    int& unready = its_machine.unready[static_cast<size_t>(s)];
-    if (--unready > 0) continue;
-    unready = static_cast<int>(its_machine.workers.size());
-    const Slice& its = slice(s);
-    if (server_host(its.server) == its_machine.host) {
-      pushed(s, round);
-      continue;
-    }
-    leave(connection(to_server_, one.machine, its.server),
-          {urgency(round, its, true), s, round, one.machine, true, its.push_bytes, its.push_bytes, 0});
-  }
-  dispatcher_.pump(its_machine.host);
+  for (int s : slices_of_[static_cast<size_t>(layer)]) add(one.machine, s, round);
+  dispatcher_.pump(machine(one.machine).host);
+}
+
+// One of what a machine adds up of a slice is there. Its caller pumps.
+void Training::add(int number, int its_slice, int round) {
+  int& unready = machine(number).unready[static_cast<size_t>(its_slice)];
+  if (--unready > 0) return;
+  unready = needed(number, its_slice);
+  const Slice& its = slice(its_slice);
+  const int its_way = way(number, its.server);
+  if (its_way == kNoWay) return pushed(its_slice, round);
+  leave(push_connection(its_way),
+        {urgency(round, its, true), its_slice, round, number, true, its.push_bytes, its.push_bytes, 0});
 }
 
 void Training::leave(int connection, const Frame& frame) { dispatcher_.queue(connection, frames_.add(frame)); }
 
-// A machine's push of a slice has come to its server.
+// One of the pushes of a slice has come to its server.
 void Training::pushed(int number, int round) {
   int& unpushed = unpushed_[static_cast<size_t>(number)];
   if (--unpushed > 0) return;
-  unpushed = static_cast<int>(machines_.size());
   const Slice& its = slice(number);
+  const auto& pushers = pushers_[static_cast<size_t>(its.server)];
+  unpushed = static_cast<int>(pushers.size());
   const int home = server_host(its.server);
   const bool tells_norm = has_summed_all(its.server) && job_.clipping == Clipping::kNorm;
   std::vector<int> here;
-  for (int m = 0; m < static_cast<int>(machines_.size()); ++m) {
+  for (int m : pushers) {
     if (machine(m).host == home) {
       here.push_back(m);
       continue;
     }
-    const int way = connection(to_machine_, m, its.server);
-    leave(way, {urgency(round, its, false), number, round, m, false, its.value_bytes, its.value_bytes, 0});
+    tell(m, number, round);
     if (tells_norm)
-      leave(way, {norm_urgency(round), Frame::kNorm, round, m, false, job_.norm_bytes, job_.norm_bytes, 0});
+      leave(value_connection(way(m, its.server)),
+            {norm_urgency(round), Frame::kNorm, round, m, false, job_.norm_bytes, job_.norm_bytes, 0});
   }
-  dispatcher_.pump(home);
+  if (here.size() < pushers.size()) dispatcher_.pump(home);
   for (int m : here) {
-    landed(m, number);
+    landed(m, number, round);
     if (tells_norm) norm_landed(m);
   }
+}
+
+// The value of a slice leaves to a machine. Its caller pumps.
+void Training::tell(int number, int its_slice, int round) {
+  const Slice& its = slice(its_slice);
+  leave(value_connection(way(number, its.server)),
+        {urgency(round, its, false), its_slice, round, number, false, its.value_bytes, its.value_bytes, 0});
 }
 
 // With the slice that it has just summed, of a round.
@@ -248,8 +286,12 @@ bool Training::has_summed_all(int server) {
   return summed == 0;
 }
 
-void Training::landed(int number, int slice_number) {
-  const int layer = slice(slice_number).layer;
+// A leader first passes on what has landed.
+void Training::landed(int number, int its_slice, int round) {
+  const auto& led_here = led(number, slice(its_slice).server);
+  for (int m : led_here) tell(m, its_slice, round);
+  if (!led_here.empty()) dispatcher_.pump(machine(number).host);
+  const int layer = slice(its_slice).layer;
   for (int w : machine(number).workers) {
     --worker(w).missing[static_cast<size_t>(layer)];
     if (job_.clipping == Clipping::kWait) --worker(w).missing_to_clip;
@@ -271,10 +313,11 @@ void Training::delivered(int connection, int frame) {
   if (is_traced(its.round))
     result_.spans.push_back({its.is_push ? Span::kPush : Span::kValue, network_.source(connection),
                              network_.sink(connection), its.slice, its.round, its.begun_at, events_.now()});
-  if (its.is_push)
-    pushed(its.slice, its.round);
-  else
-    landed(its.machine, its.slice);
+  if (!its.is_push) return landed(its.machine, its.slice, its.round);
+  const int its_leader = leader(its.machine, slice(its.slice).server);
+  if (its_leader == Job::kServer) return pushed(its.slice, its.round);
+  add(its_leader, its.slice, its.round);
+  dispatcher_.pump(machine(its_leader).host);
 }
 
 void Training::passed(Span::Kind link, int host, int frame, double begin, double end) {

@@ -4,7 +4,8 @@
 // then backward from the end, after each of which the layer's slices leave, or all of them after the last. A server
 // adds up a slice's pushes, and when the last has come the value leaves to all at once. Sums and copies take no time, nor
 // does what stays on a host. With clipping a worker also waits once in an iteration, for what enum Clipping says.
-// A machine is what pushes as one: the workers of a host, with local aggregation; otherwise each worker.
+// A machine is what pushes as one: the workers of a host, with local aggregation; otherwise each worker. With leaders a
+// machine adds up, besides its own workers' gradients, what the machines that it leads for a server's slices push to it.
 // Threads: none.
 #pragma once
 
@@ -37,15 +38,21 @@ class Training : private Network::Listener {
   struct Machine {
     int host = 0;
     std::vector<int> workers;
-    std::vector<int> unready;  // of each slice: workers whose gradient it lacks
+    std::vector<int> unready;  // of each slice: workers, and machines that it leads, whose gradient it lacks
   };
+
+  // Where a machine pushes slices to, and whence their values come. Of its two connections one is for each direction.
+  static constexpr int kNoWay = -1;  // it crosses no network, or no slice crosses it
+  static int push_connection(int way) { return 2 * way; }
+  static int value_connection(int way) { return 2 * way + 1; }
 
   void delivered(int connection, int frame) override;
   void acknowledged(int connection) override { dispatcher_.acknowledged(connection); }
   void passed(Span::Kind link, int host, int frame, double begin, double end) override;
 
+  void prepare_leaders();
   void connect();
-  double window() const;
+  double window(uint64_t connections) const;
   void prepare_clipping();
   void begin_forward(int worker, int layer);
   void wait(int worker, int layer);
@@ -53,9 +60,11 @@ class Training : private Network::Listener {
   void begin_backward(int worker, int layer);
   void step_done(int worker, int layer);
   void release(int worker, int layer);
+  void add(int machine, int slice, int round);
   void pushed(int slice, int round);
   bool has_summed_all(int server);
-  void landed(int machine, int slice);
+  void tell(int machine, int slice, int round);
+  void landed(int machine, int slice, int round);
   void norm_landed(int machine);
   void leave(int connection, const Frame& frame);
   void leave_warmup();
@@ -68,9 +77,13 @@ class Training : private Network::Listener {
   Worker& worker(int number) { return workers_[static_cast<size_t>(number)]; }
   Machine& machine(int number) { return machines_[static_cast<size_t>(number)]; }
   int server_host(int server) const { return job_.servers[static_cast<size_t>(server)]; }
-  int& connection(std::vector<int>& of, int machine, int server) {
-    return of[static_cast<size_t>(machine) * job_.servers.size() + static_cast<size_t>(server)];
+  size_t pair(int machine, int server) const {
+    return static_cast<size_t>(machine) * job_.servers.size() + static_cast<size_t>(server);
   }
+  int& way(int machine, int server) { return ways_[pair(machine, server)]; }
+  int leader(int machine, int server) const;
+  const std::vector<int>& led(int machine, int server) const;
+  int needed(int machine, int slice) const;
 
   const Job job_;
   Result result_;
@@ -80,9 +93,12 @@ class Training : private Network::Listener {
   Dispatcher dispatcher_;
   std::vector<Worker> workers_;
   std::vector<Machine> machines_;
+  std::vector<int> machine_on_;              // each host; the last one if it has several
   std::vector<std::vector<int>> slices_of_;  // each layer
-  std::vector<int> to_server_, to_machine_;  // connections, by machine and server; -1: on the same host, or not used
-  std::vector<int> unpushed_;                // of each slice: machines
+  std::vector<std::vector<int>> pushers_;    // of each server: machines that push to itself
+  std::vector<std::vector<int>> led_;        // by machine and server: machines that it leads; empty without leaders
+  std::vector<int> ways_;                    // by machine and server
+  std::vector<int> unpushed_;                // of each slice: pushers
   std::vector<int> slices_on_;               // each server
   std::vector<int> summed_;                  // by each server: slices of a round
   int clips_before_ = kNothing;              // a layer

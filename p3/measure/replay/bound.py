@@ -31,11 +31,12 @@ import argparse
 import itertools
 import math
 import sys
-from typing import Iterator, List, NamedTuple, Optional, Sequence, Union
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from p3.measure import compressions
 from p3.measure.arguments import slice_size
 from p3.measure.compressions import Compression, in_place_of, of_broadcast, of_push
+from p3.measure.replay import groups as trees
 from p3.measure.replay import models
 from p3.placement import FRAME_BYTES, PACKET_BYTES
 from p3.plan import key_plan
@@ -99,18 +100,21 @@ def bound(
     compression: Optional[Compression] = None,
     clips: bool = False,
     strategy: Strategy = Strategy(),
+    groups: Sequence[int] = (),
 ) -> Bound:
     """The least average time of an iteration that computes for `compute_s` on every worker. Raises ValueError.
 
     Slices go in turn to the servers in forward order, "auto" ones are as large as P3 makes them, and `strategy` goes
     before both; `delay_s` is what a byte takes to the other host besides. `release`: one of models.RELEASES. With deep
     gradient compression, broadcasts are the smallest, as if all workers sent the same elements. `clips`: by the global
-    norm of all gradients.
+    norm of all gradients. `groups`: of hosts (groups.py), of which each has one worker; slices go whole from leader to
+    leader.
     """
     slice_elements = key_plan.slice_elements(slice_elements, len(cluster.servers))
+    trees.check(groups, len(cluster.hosts))
     _check(model, compute_s, cluster, slice_elements, delay_s, release)
     best = Bound(compute_s, compute_s, "the computation is the limit; all communication can hide behind it")
-    traffic, prefixes = _Traffic(cluster), []
+    traffic, prefixes = _Traffic(cluster, groups), []
     for layer in model.layers:
         for tensor in layer.tensors:
             cut = strategy.of(tensor.name)
@@ -218,8 +222,10 @@ class _Prefix(NamedTuple):
 class _Traffic:
     """The bytes of all slices added so far, by NIC and direction."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, groups: Sequence[int] = ()) -> None:
         self._cluster = cluster
+        self._groups = groups
+        self._leaders_to: Dict[int, List[int]] = {}  # by a server's host, as trees.leaders()
         self._workers_on = [list(cluster.workers).count(host) for host in cluster.hosts]
         self._turns = Turns(len(cluster.servers))
         self._push_bytes = self._value_bytes = 0.0
@@ -231,22 +237,41 @@ class _Traffic:
         crosses no NIC."""
         cluster = self._cluster
         home = cluster.servers[self._turns.next(cut)]
+        leaders = self._leaders(home)
         self._push_bytes += push_bytes
         self._value_bytes += cast_bytes
         for host in cluster.hosts:
             workers = self._workers_on[host]
             if host == home or not workers:
                 continue
+            adds = _adder(leaders, host, home)
             self._push_up[host] += workers * push_bytes
-            self._push_down[home] += workers * push_bytes
-            self._cast_up[home] += workers * cast_bytes
+            self._push_down[adds] += workers * push_bytes
+            self._cast_up[adds] += workers * cast_bytes
             self._cast_down[host] += workers * cast_bytes
-            there = _seconds(push_bytes, min(cluster.up_mbit[host], cluster.down_mbit[home]))
-            back = _seconds(cast_bytes, min(cluster.up_mbit[home], cluster.down_mbit[host]))
+            there, back = self._whole(leaders, host, home, push_bytes, cast_bytes)
             if there > self._one_way.seconds:
                 self._one_way = _Transfer(there, f"a slice goes whole from host {host} to {home}, and the norm back")
             if there + back > self._round_trip.seconds:
                 self._round_trip = _Transfer(there + back, f"a slice goes whole from host {host} to {home} and back")
+
+    def _leaders(self, home: int) -> List[int]:
+        if home not in self._leaders_to:
+            self._leaders_to[home] = trees.leaders(self._groups, len(self._cluster.hosts), home)
+        return self._leaders_to[home]
+
+    def _whole(
+        self, leaders: List[int], host: int, home: int, push_bytes: float, cast_bytes: float
+    ) -> Tuple[float, float]:
+        """What a slice takes from a host to its server, and back, by way of the leaders, each of which has all of it
+        before it passes any on."""
+        cluster, there, back = self._cluster, 0.0, 0.0
+        while host != home:
+            adds = _adder(leaders, host, home)
+            there += _seconds(push_bytes, min(cluster.up_mbit[host], cluster.down_mbit[adds]))
+            back += _seconds(cast_bytes, min(cluster.up_mbit[adds], cluster.down_mbit[host]))
+            host = adds
+        return there, back
 
     def sent(self) -> float:
         """By all hosts."""
@@ -311,6 +336,11 @@ class _Traffic:
             for host, (one, other) in enumerate(zip(pushes, casts))
         ]
         return max(busy, key=lambda one: one.seconds)
+
+
+def _adder(leaders: List[int], host: int, home: int) -> int:
+    """Where what a host pushes to a server on host `home` is added up first."""
+    return home if leaders[host] == trees.SERVER else leaders[host]
 
 
 def _longest(transfers: List[_Transfer]) -> _Transfer:

@@ -12,6 +12,7 @@ from p3.errors import ConfigError
 from p3.measure import compressions
 from p3.measure.arguments import list_of, names_among, number, slice_size
 from p3.measure.lab.command import delay, rates, share
+from p3.measure.replay import groups as trees
 from p3.measure.replay import models
 from p3.plan import strategy as strategies
 from p3.measure.simulate.setting import CLIPPING, CONGESTION, SCHEMES, Network, Setting, can_compress
@@ -66,6 +67,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=strategies.Strategy(), metavar="FILE")
     add("--servers", "on the hosts in turn (default: one on each)", type=number(1, MOST_HOSTS, int), metavar="N")
     add("--workers-per-host", "(default 1)", type=number(1, 64, int), default=1, metavar="N")
+    add("--groups", "of hosts, whose members each lead their share of the slices: R, or RxR for groups of groups. "
+        "Simulated only (default: none)", type=list_of(trees.parse), default=[()], metavar="R[xR][,R]")
     add("--no-local-aggregation", "each worker of a host pushes for itself", action="store_true")
     add("--sparse", "a layer of which a step touches this share of the rows", type=_pair(str, number(0, 1)),
         action="append", default=[], metavar="LAYER=ALPHA")
@@ -85,13 +88,14 @@ def settings(options: argparse.Namespace) -> Iterator[Setting]:
     """In the order of the values given. ConfigError for what does not fit together."""
     loaded, compute = _models(options)
     swept = (loaded, compute, options.release, options.rate, options.delay, options.loss, options.congestion,
-             options.slice_elements, options.scheme, options.compression, options.clip, options.hosts)  # fmt: skip
+             options.slice_elements, options.scheme, options.compression, options.clip, options.hosts,
+             options.groups)  # fmt: skip
     if options.down is not None and len(options.down) > 1:
         raise ConfigError("p3 simulate takes one --down")
     for combination in itertools.product(*swept):
         (name, compute_s, release, rate, delay_ms, loss, congestion, elements, scheme, compression, clip,
-         hosts) = combination  # fmt: skip
-        if scheme != "p3" and elements != options.slice_elements[0]:
+         hosts, groups) = combination  # fmt: skip
+        if scheme != "p3" and (elements, groups) != (options.slice_elements[0], options.groups[0]):
             continue  # they are P3's alone
         firsts = (options.loss[0], options.congestion[0], options.clip[0])
         if scheme == "ddp" and (loss, congestion, clip) != firsts:
@@ -112,6 +116,7 @@ def settings(options: argparse.Namespace) -> Iterator[Setting]:
             slice_elements=elements,
             strategy=options.strategy if scheme == "p3" else strategies.Strategy(),
             local_aggregation=not options.no_local_aggregation,
+            groups=groups if scheme == "p3" or len(options.scheme) == 1 else (),
             sparse=dict(options.sparse),
             release=release,
             jitter=options.jitter,

@@ -12,6 +12,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from p3.errors import ConfigError
 from p3.measure.jobs import stores
+from p3.measure.replay import groups as trees
 from p3.measure.results import records, summaries
 from p3.measure.results.drawing import FORMATS, METADATA, SETTINGS
 from p3.measure.simulate.predict import Prediction
@@ -24,7 +25,7 @@ _COLOURS = (stores.GREEN, stores.RED, stores.BLUE, stores.PINK, stores.ORANGE, s
 def save(
     settings: Sequence[Setting], predictions: Sequence[Prediction], measured: Sequence[str], path: str
 ) -> None:
-    """A line for each scheme and slice size; ConfigError if more than the hosts differs besides."""
+    """A line for each scheme, slice size and groups; ConfigError if more than the hosts differs besides."""
     kind = Path(path).suffix[1:]
     if kind not in FORMATS:
         raise ConfigError(f"--plot {path}: the name must end in .{' or .'.join(FORMATS)}")
@@ -70,7 +71,8 @@ def _label(setting: Setting) -> str:
     if setting.scheme == "layers":
         return f"{LAYERS}, simulated"
     slices = "" if setting.slice_elements == "auto" else f" slices of {setting.slice_elements},"
-    return f"P3,{slices} simulated"
+    groups = f" groups of {trees.told(setting.groups)}," if setting.groups else ""
+    return f"P3,{slices}{groups} simulated"
 
 
 def _draw_points(axes, first: Setting, measured: Sequence[str], colour_of: Dict[str, str]) -> None:

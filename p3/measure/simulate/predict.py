@@ -86,7 +86,7 @@ def _bound(setting: Setting) -> Optional[bound.Bound]:
     return bound.bound(
         setting.model, setting.compute_s, setting.cluster(), setting.slice_elements,
         delay_s=setting.network.delay_ms / 1e3, release=setting.release, compression=setting.compression,
-        clips=setting.clip != "none", strategy=setting.strategy,
+        clips=setting.clip != "none", strategy=setting.strategy, groups=setting.groups,
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Dict, Iterator, List, Sequence
 
+from p3.measure.replay import groups as trees
 from p3.measure.simulate.predict import Prediction
 from p3.measure.simulate.setting import Setting
 
@@ -35,10 +36,11 @@ def full(setting: Setting, prediction: Prediction) -> Iterator[str]:
 def job(setting: Setting) -> str:
     network = setting.network
     rates = sorted(set(network.up_mbit + network.down_mbit))
+    grouped = f"groups of {trees.told(setting.groups)}, " if setting.groups else ""
     scheme = {"p3": "P3", "layers": LAYERS}.get(setting.scheme, f"DDP's ring, buckets of {setting.bucket_mb:g} MB")
     return (
         f"{setting.model.name}, {setting.model.bytes / 1e6:.1f} MB, {scheme}{compressed(setting)}: "
-        f"{network.hosts} hosts, "
+        f"{network.hosts} hosts, {grouped}"
         f"{' and '.join(f'{rate:g}' for rate in rates)} Mbit/s, {setting.compute_s:g} s of computation"
         + (", gradients at the end" if setting.release == "end" else "")
         + (f", {CLIPPING[setting.clip]}" if setting.clip != "none" and setting.scheme != "ddp" else "")
@@ -118,6 +120,7 @@ def _columns(setting: Setting) -> Dict[str, str]:
         "lost": f"{100 * network.loss:g}%" if network.loss else "",
         "congestion": network.congestion,
         "hosts": str(network.hosts),
+        "groups": trees.told(setting.groups),
     }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from p3.measure import compressions
 from p3.measure.compressions import Compression
 from p3.measure.lab.shaping import BURST_BYTES, QUEUE_MS
 from p3.measure.replay import gpu_clock, models
+from p3.measure.replay import groups as trees
 from p3.measure.replay.bound import Cluster, Overhead
 
 # "layers": the usual way of a parameter server, over the same servers: whole layers, first come, first served.
@@ -77,6 +78,7 @@ class Setting:
     slice_elements: Union[int, str] = "auto"
     strategy: Strategy = Strategy()  # of P3, by the names of the model's tensors; it goes before slice_elements
     local_aggregation: bool = True
+    groups: Tuple[int, ...] = ()  # of hosts with shared leaders, as replay/groups.py has them: simulated only
     sparse: Mapping[str, float] = dataclasses.field(default_factory=dict)  # layer -> share of it that a step touches
     compression: Optional[Compression] = None  # of P3, or of one of DDP's hooks that halve all bytes
     clip: str = "none"  # of CLIPPING
@@ -143,6 +145,7 @@ def job(setting: Setting) -> dict:
         "workers": setting.workers,
         "servers": setting.server_hosts,
         "local_aggregation": setting.adds_up,
+        "leaders": _leaders(setting),
         "layers": [
             {"forward_s": layer.forward * setting.compute_s, "backward_s": layer.backward * setting.compute_s}
             for layer in setting.model.layers
@@ -169,6 +172,15 @@ def job(setting: Setting) -> dict:
         "pushes_first": setting.yields and setting.scheme != "layers",
         "window_bytes": setting.window_kib * 1024,
     }
+
+
+def _leaders(setting: Setting) -> List[List[int]]:
+    """Of each server, those of all hosts; none where all push to the servers."""
+    if not setting.groups:
+        return []
+    hosts = setting.network.hosts
+    by_home = {home: trees.leaders(setting.groups, hosts, home) for home in set(setting.server_hosts)}
+    return [by_home[home] for home in setting.server_hosts]
 
 
 def _link(network: Network, rate_mbit: float) -> Tuple[float, float, float]:
@@ -268,6 +280,22 @@ def _check(setting: Setting) -> None:
             raise ValueError(f"{setting.model.name} has no layer {name!r}; its layers are {', '.join(layers)}")
         if not 0 < alpha <= 1:
             raise ValueError(f"a step touches {alpha} of {name!r}; that must be a share above 0, at most 1")
+    if setting.groups:
+        _check_groups(setting)
     for worker in setting.stragglers:
         if not 0 <= worker < len(setting.workers):
             raise ValueError(f"worker {worker} is a straggler, but the workers are 0 to {len(setting.workers) - 1}")
+
+
+def _check_groups(setting: Setting) -> None:
+    trees.check(setting.groups, setting.network.hosts)
+    machines = sorted(set(setting.workers) if setting.adds_up else setting.workers)
+    for is_asked, what in (
+        (setting.scheme != "p3", f"scheme {setting.scheme!r}"),
+        (setting.compression is not None, f"compression {setting.compression}"),
+        (bool(setting.sparse), "sparse layers"),
+        (setting.clip == "norm", "clip 'norm'"),
+        (machines != list(range(setting.network.hosts)), "hosts that push several times, or never"),
+    ):
+        if is_asked:
+            raise ValueError(f"groups of {trees.told(setting.groups)} are not simulated with {what}")

@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "simulator/small_job.h"
@@ -196,6 +197,93 @@ TEST(Simulate, LocalAggregationSendsOneCopyForAHost) {
   EXPECT_EQ(frames(Span::kValue), 2);
 }
 
+// Host 2's pushes go to host 1, whose sums go to the server on host 0.
+Job chained_job(int iterations) {
+  Job job = small_job(3, {500}, iterations);
+  job.leaders.assign(3, {Job::kServer, Job::kServer, 1});
+  return job;
+}
+
+TEST(Simulate, ALeaderPushesASumAndPassesBackTheValue) {
+  Job job = chained_job(2);
+  job.traced_iterations = 2;
+  const Result result = simulate(job);
+  // From 3 on, 1 s for each hop: host 2's push is at host 1 at 4, the sum of both at the server at 5, the value at host 1
+  // at 6 and at host 2 at 7.
+  EXPECT_EQ(result.ends_s, (std::vector<std::vector<double>>{{3, 5 + 3}, {3, 6 + 3}, {3, 7 + 3}}));
+  using Frames = std::vector<std::tuple<int, int, int, double, double>>;
+  Frames frames;
+  for (const Span& span : result.spans)
+    if ((span.kind == Span::kPush || span.kind == Span::kValue) && span.round == 0)
+      frames.emplace_back(span.kind, span.node, span.peer, span.begin_s, span.end_s);
+  EXPECT_EQ(frames, (Frames{{Span::kPush, 2, 1, 3, 4},
+                            {Span::kPush, 1, 0, 4, 5},
+                            {Span::kValue, 0, 1, 5, 6},
+                            {Span::kValue, 1, 2, 6, 7}}));
+}
+
+TEST(Simulate, ALeaderWaitsForItsOwnWorkersToo) {
+  Job job = chained_job(2);
+  job.factors[1] = {2, 1};  // ready at 6, two seconds after host 2's push has come
+  EXPECT_EQ(simulate(job).ends_s, (std::vector<std::vector<double>>{{3, 7 + 3}, {6, 8 + 3}, {3, 9 + 3}}));
+  job.workers.push_back(1);
+  job.factors.push_back({3, 1});
+  EXPECT_EQ(simulate(job).ends_s[3], (std::vector<double>{9, 11 + 3}));
+}
+
+TEST(Simulate, AServersHostLeadsAsAnyOther) {
+  // Nobody pushes to the server from afar: host 0 adds up both others' pushes, which share its link.
+  Job job = small_job(3, {500}, 3);
+  const Result plain = simulate(job);
+  job.leaders.assign(3, {Job::kServer, 0, 0});
+  const Result led = simulate(job);
+  EXPECT_EQ(led.ends_s, plain.ends_s);
+  EXPECT_EQ(led.waited_s, plain.waited_s);
+  EXPECT_DOUBLE_EQ(led.up[0].bytes, plain.up[0].bytes);
+}
+
+TEST(Simulate, ThroughLeadersEachHostPushesASliceOnceAndGetsItOnce) {
+  // An odd tree, another one for each server, over queues that lose something.
+  Job job = small_job(5, {300, 1000, 50, 700, 1100, 20}, 4);
+  job.leaders = {{-1, 0, 1, -1, 3}, {2, -1, -1, 2, 3}, {4, 4, -1, 2, -1}, {-1, -1, -1, -1, -1}, {1, 2, 3, 4, -1}};
+  job.traced_iterations = 4;
+  job.transport.segment_bytes = job.sender.write_bytes = 64;
+  job.sender.window_bytes = 200;
+  for (Host& host : job.hosts) host.up.queue_bytes = host.down.queue_bytes = 400;
+  std::vector<std::vector<int>> pushes(6, std::vector<int>(5, 0)), values = pushes;
+  for (const Span& span : simulate(job).spans) {
+    if (span.round > 0) continue;
+    const auto s = static_cast<size_t>(span.item);
+    if (span.kind == Span::kPush) ++pushes[s][static_cast<size_t>(span.node)];
+    if (span.kind == Span::kValue) ++values[s][static_cast<size_t>(span.peer)];
+  }
+  for (size_t s = 0; s < pushes.size(); ++s) {
+    std::vector<int> once(5, 1);
+    once[static_cast<size_t>(job.slices[s].server)] = 0;
+    EXPECT_EQ(pushes[s], once) << s;
+    EXPECT_EQ(values[s], once) << s;
+  }
+}
+
+TEST(Simulate, AMachinesConnectionsToItsLeadersAreThoseThatShareTheLink) {
+  // Nine hosts in groups of three: of each leave 2 (2 + 2) connections in place of 2 (9 - 1).
+  Job job = small_job(9, {500});
+  job.sender.window_bytes = 0;
+  for (Host& host : job.hosts) host.up.bytes_per_s = host.down.bytes_per_s = 25e6;
+  const double alone = simulate(job).window_bytes;
+  for (int home = 0; home < 9; ++home) {
+    job.leaders.emplace_back();
+    for (int host = 0; host < 9; ++host)
+      job.leaders.back().push_back(host % 3 == home % 3 ? Job::kServer : host - host % 3 + home % 3);
+  }
+  const double grouped = simulate(job).window_bytes;
+  Job five = small_job(5, {500});
+  five.sender.window_bytes = 0;
+  for (Host& host : five.hosts) host.up.bytes_per_s = host.down.bytes_per_s = 25e6;
+  EXPECT_EQ(grouped, simulate(five).window_bytes) << "2 (5 - 1) leave a host, too";
+  EXPECT_GT(grouped, 1.5 * alone);
+}
+
 TEST(Simulate, AllWaitForTheSlowestWorker) {
   Job job = small_job(2, {0.001}, 3);
   job.factors[0] = {2, 2, 2};
@@ -259,6 +347,26 @@ TEST(Simulate, JobsThatMakeNoSenseAreRefusedByName) {
   EXPECT_EQ(why([](Job& job) { job.factors.pop_back(); }), "each worker needs its iterations' factors");
   EXPECT_EQ(why([](Job& job) { job.warmup = 2; }), "no iteration is left after the warm-up");
   EXPECT_EQ(why([](Job& job) { job.clipping = Clipping::kNorm; }), "a part of the norm has no bytes");
+  const auto why_led = [&why](std::vector<std::vector<int>> leaders, auto&& spoil) {
+    return why([&](Job& job) {
+      job.leaders = std::move(leaders);
+      spoil(job);
+    });
+  };
+  const auto nothing_else = [](Job&) {};
+  EXPECT_EQ(why_led({{-1, 0}}, nothing_else), "each server needs its leaders");
+  EXPECT_EQ(why_led({{-1, 0}, {-1}}, nothing_else), "each host needs a leader, or the server");
+  EXPECT_EQ(why_led({{-1, 0}, {1, 0}}, nothing_else), "from host 0 no way leads to the server");
+  EXPECT_EQ(why_led({{-1, 0}, {-1, 1}}, nothing_else), "from host 1 no way leads to the server");
+  EXPECT_EQ(why_led({{-1, 2}, {-1, -1}}, nothing_else), "leader on host 2: there are 2");
+  EXPECT_EQ(why_led({{-1, 0}, {-1, -2}}, nothing_else), "leader on host -2: there are 2");
+  EXPECT_EQ(why_led({{-1, 0}, {-1, -1}}, [](Job& job) { job.workers[1] = 0; }),
+            "with leaders each host needs workers, which push as one");
+  EXPECT_EQ(why_led({{-1, 0}, {-1, -1}}, [](Job& job) { job.local_aggregation = false; }),
+            "with leaders each host needs workers, which push as one");
+  EXPECT_EQ(why_led({{-1, 0}, {-1, -1}}, [](Job& job) { job.clipping = Clipping::kNorm; }),
+            "leaders pass on no part of the norm");
+  EXPECT_EQ(why_led({{-1, 0}, {1, -1}}, nothing_else), "accepted");
   EXPECT_EQ(why([](Job&) {}), "accepted");
 }
 

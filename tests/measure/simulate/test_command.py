@@ -93,6 +93,17 @@ def test_losses_are_swept_and_cost_time(simulate, tmp_path):
     assert "lost" in out.splitlines()[1] and "2%" in out
 
 
+def test_groups_are_told_and_swept_where_a_scheme_has_them(simulate, tmp_path):
+    path = tmp_path / "out.jsonl"
+    out = simulate(*SMALL, "--hosts", "8", "--scheme", "p3,ddp", "--groups", "1,4,2x2", "--out", str(path))
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(one["scheme"], one["groups"]) for one in records] == [
+        ("p3", [1]), ("p3", [4]), ("p3", [2, 2]), ("ddp", [])
+    ]  # fmt: skip
+    assert "groups" in out.splitlines()[1] and "2x2" in out
+    assert "8 hosts, groups of 4, 40 Mbit/s" in simulate(*SMALL, "--hosts", "8", "--groups", "4")
+
+
 def test_settings_of_p3_and_network_are_taken_by_name(simulate, tmp_path):
     path = tmp_path / "out.jsonl"
     simulate(*SMALL, "--hosts", "3", "--rate", "40mbit:20mbit", "--down", "80mbit", "--set", "window_kib=16",
@@ -186,6 +197,7 @@ def test_validation_has_enough_configurations_and_half_are_held_out():
     (["--set", "lossless=1"], "lossless is yes or no"),
     (["--models", "alexnet"], "'alexnet' is none of vgg19"),
     (["--straggler", "1"], "'1' has no '='"),
+    (["--groups", "8x0"], "'8x0' is neither a size of groups"),
 ])  # fmt: skip
 def test_wrong_options_are_refused(options, words, capsys):
     with pytest.raises(SystemExit) as ended:
@@ -197,6 +209,8 @@ def test_wrong_options_are_refused(options, words, capsys):
     (["--hosts", "2,4", "--trace", "t.json"], "--trace takes one setting; 2 are given"),
     (["--rate", "40mbit:20mbit:10mbit"], "3 rates are given for 2 hosts"),
     (["--sparse", "nothing=0.1"], "has no layer 'nothing'"),
+    (["--hosts", "6", "--groups", "4"], "groups of 4 need a multiple of 4 hosts; there are 6"),
+    (["--hosts", "8", "--groups", "4", "--scheme", "ddp"], "groups of 4 are not simulated with scheme 'ddp'"),
     (["--plot", "figure.pdf"], "must end in .png or .svg"),
     (["--trace", "/nowhere/t.json"], "/nowhere/t.json: No such file"),
     (["--validate", "/nowhere/r.jsonl"], "/nowhere/r.jsonl cannot be read"),
