@@ -93,7 +93,7 @@ def lines(setting: Setting, best: Tried) -> Iterator[str]:
     one = found.proposal
     if one is None:
         return
-    yield (f"All take more than {TOO_SLOW:g} times the computation of {found.compute_s:.3f} s. Not so local steps, "
+    yield (f"All take more than {TOO_SLOW:g} times the computation of {found.compute_s:.3f} s. Local steps are "
            "another way of training: each")  # fmt: skip
     yield "worker trains by itself, and weights are averaged now and then (docs/local-steps.md)"
     yield f"  {one}"
