@@ -14,8 +14,9 @@ from p3.measure.jobs.job import POLL_S, Job  # noqa: E402
 from p3.measure.jobs.stores import STORES  # noqa: E402
 from p3.measure.lab import hosts as lab  # noqa: E402
 
-FAST, SLOW = 100.0, 25.0  # Mbit/s
+FAST, SLOW = 60.0, 15.0  # Mbit/s
 DEADLINE_S = 240.0
+LESS = 0.3  # than an equal share; the planner may leave a fast host without any, too
 
 
 def shares(line):
@@ -43,9 +44,9 @@ def test_a_slow_hosts_shares_go_elsewhere_and_come_back(tmp_path, monkeypatch):
                     assert time.monotonic() < deadline, job.error("no %s: %s" % (what, lines[-3:]), *job.names())
                     time.sleep(POLL_S)
 
-            until(lambda line: shares(line)[2] < 0.9 * min(shares(line)[:2]), "plan for the slow host 2")
+            until(lambda line: shares(line)[2] < LESS, "plan for the slow host 2")
             lab.change(hosts, (SLOW, FAST, FAST))
-            until(lambda line: shares(line)[0] < 0.9 * min(shares(line)[1:]), "plan for the slow host 0")
+            until(lambda line: shares(line)[0] < LESS, "plan for the slow host 0")
             (tmp_path / "stop").touch()
             job.wait(60)
             assert job.lines("worker 0")[-1] == {"alike": True}
