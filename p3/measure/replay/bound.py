@@ -219,13 +219,21 @@ class _Prefix(NamedTuple):
     cast_down_of_one: Sequence[float]
 
 
+class _Hop(NamedTuple):
+    """Of a slice on its way from a host to its server, and back."""
+
+    adds: int  # the host that it goes to
+    push_mbit: float
+    cast_mbit: float
+
+
 class _Traffic:
     """The bytes of all slices added so far, by NIC and direction."""
 
     def __init__(self, cluster: Cluster, groups: Sequence[int] = ()) -> None:
         self._cluster = cluster
         self._groups = groups
-        self._leaders_to: Dict[int, List[int]] = {}  # by a server's host, as trees.leaders()
+        self._ways_to: Dict[int, List[Tuple[int, List[_Hop]]]] = {}  # a server's host
         self._workers_on = [list(cluster.workers).count(host) for host in cluster.hosts]
         self._turns = Turns(len(cluster.servers))
         self._push_bytes = self._value_bytes = 0.0
@@ -235,43 +243,43 @@ class _Traffic:
     def add_slice(self, push_bytes: float, cast_bytes: float, cut: Cut = Cut()) -> None:
         """The next slice of a key that is cut so: from every worker to its server, and back. What stays on a host
         crosses no NIC."""
-        cluster = self._cluster
-        home = cluster.servers[self._turns.next(cut)]
-        leaders = self._leaders(home)
+        home = self._cluster.servers[self._turns.next(cut)]
         self._push_bytes += push_bytes
         self._value_bytes += cast_bytes
-        for host in cluster.hosts:
-            workers = self._workers_on[host]
-            if host == home or not workers:
-                continue
-            adds = _adder(leaders, host, home)
+        for host, hops in self._ways(home):
+            workers, adds = self._workers_on[host], hops[0].adds
             self._push_up[host] += workers * push_bytes
             self._push_down[adds] += workers * push_bytes
             self._cast_up[adds] += workers * cast_bytes
             self._cast_down[host] += workers * cast_bytes
-            there, back = self._whole(leaders, host, home, push_bytes, cast_bytes)
+            there = back = 0.0
+            for hop in hops:
+                there += _seconds(push_bytes, hop.push_mbit)
+                back += _seconds(cast_bytes, hop.cast_mbit)
             if there > self._one_way.seconds:
                 self._one_way = _Transfer(there, f"a slice goes whole from host {host} to {home}, and the norm back")
             if there + back > self._round_trip.seconds:
                 self._round_trip = _Transfer(there + back, f"a slice goes whole from host {host} to {home} and back")
 
-    def _leaders(self, home: int) -> List[int]:
-        if home not in self._leaders_to:
-            self._leaders_to[home] = trees.leaders(self._groups, len(self._cluster.hosts), home)
-        return self._leaders_to[home]
+    def _ways(self, home: int) -> List[Tuple[int, List[_Hop]]]:
+        """From each other host with workers to a server on host `home`."""
+        if home not in self._ways_to:
+            leaders = trees.leaders(self._groups, len(self._cluster.hosts), home)
+            self._ways_to[home] = [
+                (host, self._hops(leaders, host, home))
+                for host in self._cluster.hosts if host != home and self._workers_on[host]
+            ]  # fmt: skip
+        return self._ways_to[home]
 
-    def _whole(
-        self, leaders: List[int], host: int, home: int, push_bytes: float, cast_bytes: float
-    ) -> Tuple[float, float]:
-        """What a slice takes from a host to its server, and back, by way of the leaders, each of which has all of it
-        before it passes any on."""
-        cluster, there, back = self._cluster, 0.0, 0.0
+    def _hops(self, leaders: List[int], host: int, home: int) -> List[_Hop]:
+        """By way of the leaders, each of which has all of a slice before it passes any on."""
+        cluster, hops = self._cluster, []
         while host != home:
-            adds = _adder(leaders, host, home)
-            there += _seconds(push_bytes, min(cluster.up_mbit[host], cluster.down_mbit[adds]))
-            back += _seconds(cast_bytes, min(cluster.up_mbit[adds], cluster.down_mbit[host]))
+            adds = home if leaders[host] == trees.SERVER else leaders[host]
+            hops.append(_Hop(adds, min(cluster.up_mbit[host], cluster.down_mbit[adds]),
+                             min(cluster.up_mbit[adds], cluster.down_mbit[host])))  # fmt: skip
             host = adds
-        return there, back
+        return hops
 
     def sent(self) -> float:
         """By all hosts."""
@@ -336,11 +344,6 @@ class _Traffic:
             for host, (one, other) in enumerate(zip(pushes, casts))
         ]
         return max(busy, key=lambda one: one.seconds)
-
-
-def _adder(leaders: List[int], host: int, home: int) -> int:
-    """Where what a host pushes to a server on host `home` is added up first."""
-    return home if leaders[host] == trees.SERVER else leaders[host]
 
 
 def _longest(transfers: List[_Transfer]) -> _Transfer:

@@ -37,8 +37,8 @@ def test_servers_come_as_often_as_their_shares_say_and_evenly(shares):
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.sampled_from([10.0, 20.0, 40.0, 60.0]), min_size=3, max_size=8), st.integers(1, 2), st.data())
-def test_proportional_shares_are_as_fast_as_any(rates, workers_per_host, data):
+@given(st.lists(st.sampled_from([10.0, 20.0, 40.0, 60.0]), min_size=3, max_size=8), st.integers(1, 2))
+def test_proportional_shares_are_as_fast_as_any(rates, workers_per_host):
     """The network alone: no computation hides anything, and the bound is that of the busiest link. To what a unit of
     the shares takes there."""
     setting = setting_of(*rates, workers_per_host=workers_per_host, slice_elements=500)
@@ -53,10 +53,13 @@ def test_proportional_shares_are_as_fast_as_any(rates, workers_per_host, data):
     slowest = min(rate for rate, share in zip(rates, shares) if share)
     unit_s = 1.2 * MODEL.bytes / sum(shares) * len(rates) * 8 / (slowest * 1e6)
     assert best <= least(builders.equal(setting)) + unit_s
-    moved = list(shares)
-    moved[data.draw(st.sampled_from([giver for giver, share in enumerate(shares) if share >= 3]))] -= 3
-    moved[data.draw(st.integers(0, len(rates) - 1))] += 3
-    assert best <= least(moved) + unit_s
+    for giver in range(len(rates)):
+        for taker in range(len(rates)):
+            if shares[giver] >= 3:
+                moved = list(shares)
+                moved[giver] -= 3
+                moved[taker] += 3
+                assert best <= least(moved) + unit_s
 
 
 def test_two_hosts_and_equal_links_keep_equal_shares():
