@@ -7,7 +7,9 @@
 namespace p3 {
 
 StalePartition::StalePartition(const ServerKey& its_key, uint32_t its_index, int its_thread, ShardHost& host)
-    : StaleShard(its_key, its_index, its_thread, host), workers_(workers(), Its(range_)) {}
+    : StaleShard(its_key, its_index, its_thread, host),
+      unanswered_(workers(), its_key.plan.staleness),
+      workers_(workers(), Its(range_)) {}
 
 void StalePartition::push(Task& task, Reply& reply) {
   Its& its = workers_[static_cast<size_t>(task.worker)];

@@ -13,6 +13,7 @@
 
 #include "server/discipline/stale/row_set.h"
 #include "server/discipline/stale/stale_shard.h"
+#include "server/discipline/stale/unanswered.h"
 #include "server/ways/rows_shard.h"
 
 namespace p3 {
@@ -41,6 +42,7 @@ class StalePartition final : public StaleShard<RowsShard> {
     bool is_whole = true;  // the next frame begins another
   };
 
+  Unanswered unanswered_;     // of the pushes that have updated the value
   std::vector<Its> workers_;  // by rank
 };
 

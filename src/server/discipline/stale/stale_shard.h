@@ -1,10 +1,9 @@
-// What the shards of keys with staleness have in common: each push updates the value at once, and what depends on the number
-// of updates is counted here.
+// What the shards have in common of keys in which each worker counts rounds of its own, with staleness or a quorum: what
+// depends on the number of updates is counted here.
 #pragma once
 
 #include <cmath>
 
-#include "server/discipline/stale/unanswered.h"
 #include "server/discipline/stale/update_count.h"
 #include "server/shard.h"
 
@@ -15,7 +14,7 @@ template <typename Base>
 class StaleShard : public Base {
  public:
   StaleShard(const ServerKey& its_key, uint32_t its_index, int its_thread, ShardHost& host)
-      : Base(its_key, its_index, its_thread, host), unanswered_(this->workers(), its_key.plan.staleness) {
+      : Base(its_key, its_index, its_thread, host) {
     this->updates_ = &counted_.count();
   }
 
@@ -31,8 +30,6 @@ class StaleShard : public Base {
     if (this->key.plan.averages()) scalars.rescale /= static_cast<double>(this->workers());
     return scalars;
   }
-
-  Unanswered unanswered_;  // of the pushes that have updated the value
 
  private:
   static constexpr uint64_t kMaxUpdates = uint64_t{1} << 32;
