@@ -14,6 +14,8 @@ namespace p3 {
 
 constexpr uint64_t kUnboundedStaleness = std::numeric_limits<int64_t>::max();  // nobody waits for anybody
 
+constexpr double kMostGraceS = 1e8;  // three years
+
 constexpr uint32_t kDefaultSliceElements = 50000;  // P3 (SysML'19), section 5.7: the knee of the curve
 
 // What becomes of the workers' gradients. The numbers are those of p3/plan/key_plan.py.
@@ -66,8 +68,14 @@ struct KeyPlan {
   // Of what comes back, wherever it is shorter so (Compression::if_shorter). With an optimizer on the servers: changes of
   // the value, which each worker adds to the one that it has. Without: the sums.
   Compression value_codec{};
+  // Of a key whose rounds close without who is late (docs/local-steps.md): how many workers must have pushed, and how long
+  // the others are waited for then. Each worker counts rounds of its own, so `staleness` is kUnboundedStaleness. 0: no
+  // round closes so.
+  uint32_t quorum = 0;
+  double grace_s = 0;
 
   bool is_synchronous() const { return staleness == 0; }
+  bool has_quorum() const { return quorum > 0; }
   bool has_rows() const { return row_elements > 0; }
   bool is_gathered() const { return parts > 0; }
   bool takes_steps() const { return update == Update::kSteps; }

@@ -89,14 +89,16 @@ constexpr uint8_t kLeftOut = 254;
 
 constexpr uint32_t kMaxFailTextBytes = 4096;
 
-// Of a push for a key with staleness: whether its worker has taken its last step. Who has no gradient for this round alone
-// says so by Header::part 1 of a slice, and by no rows of a partition, where `part` says something else.
+// Of a push for a key with staleness: whether its worker has taken its last step; with a quorum, whether it stands aside.
+// Who has no gradient for this round alone says so by Header::part 1 of a slice, and by no rows of a partition, where `part`
+// says something else.
 inline bool is_last_step(const Header& push) {
   const bool is_absent = push.encoding == static_cast<uint8_t>(Encoding::kAbsent);
   return is_absent && (push.kind == FrameKind::kPushRows || push.part == 0);
 }
 
-// Of an answer to such a push: the value holds all pushes of all workers up to this round.
+// Of an answer to such a push: the value holds all pushes of all workers up to this round. With a quorum: all of the
+// worker's own, so it is the push's round, or a lower one if that was late.
 inline void set_least_clock(Header& answer, uint64_t round) { answer.scalars.schedule = static_cast<double>(round); }
 inline uint64_t least_clock(const Header& answer) {
   const double round = answer.scalars.schedule;

@@ -51,6 +51,10 @@ std::string problem_with(const KeyPlan& plan) {
   if ((plan.update == Update::kWorkers) != plan.is_gathered()) return "what is gathered, the workers update";
   if (!plan.is_synchronous() && plan.update != Update::kServers)
     return "with staleness the servers update a key, by whole gradients";
+  if (plan.has_quorum() && (!is_dense || plan.staleness != kUnboundedStaleness || !is_float(plan.dtype) ||
+                            plan.averages() || !(plan.grace_s >= 0 && plan.grace_s <= kMostGraceS)))
+    return "a quorum is for dense sums of floating point numbers, with a grace of at least 0 s, and each worker counts "
+           "rounds of its own";
   if (plan.tells_norms() && (!is_dense || codec != nullptr || !plan.is_synchronous() || plan.dtype != DType::kFloat64 ||
                              plan.slice_elements != kNormElements || plan.elements % kNormElements != 0))
     return "norms have two float64 on each server, and synchronous rounds";
@@ -60,9 +64,13 @@ std::string problem_with(const KeyPlan& plan) {
 }
 
 std::string problem_with(const KeyPlan& plan, int workers, bool outlives_workers) {
-  if ((!plan.is_synchronous() || plan.is_gathered()) && outlives_workers)
+  const bool is_stale = !plan.is_synchronous() && !plan.has_quorum();
+  if ((is_stale || plan.is_gathered()) && outlives_workers)
     return std::string("it has ") + (plan.is_gathered() ? "factors" : "staleness") +
            ", and no worker of such a key can be replaced";
+  if (plan.quorum > static_cast<uint32_t>(workers))
+    return "it has a quorum of " + std::to_string(plan.quorum) + ", but there are " + std::to_string(workers) +
+           " workers";
   if (plan.is_gathered() && plan.parts != static_cast<uint32_t>(workers))
     return "it has " + std::to_string(plan.parts) + " parts, one of each worker, but there are " +
            std::to_string(workers) + " workers";

@@ -12,6 +12,7 @@
 #include "p3/lateness.h"
 #include "p3/thread_annotations.h"
 #include "plan/frames.h"
+#include "server/alarms.h"
 #include "server/receive_queue.h"
 #include "server/registry.h"
 #include "server/shard.h"
@@ -384,6 +385,9 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     ++shard.uses;
     queue(urgency, std::move(task));
   }
+  void resume_at(Shard& shard, std::optional<std::chrono::steady_clock::time_point> when) override {
+    if (alarms_.set(shard, when)) transport_.ask_for_work();  // which ends a longer wait of the receiver
+  }
 
   // --- replacing a worker ------------------------------------------------------------------------------------------
 
@@ -503,6 +507,11 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   }
 
   uint64_t last_round() const override { return last_round_; }
+
+  std::optional<std::chrono::steady_clock::time_point> alarm() const override { return alarms_.first(); }
+  void ring(std::chrono::steady_clock::time_point now) override {
+    for (Shard* shard : alarms_.take(now)) resume(*shard, {});
+  }
 
   void look(std::chrono::steady_clock::time_point now) override {
     each_registry([](Registry& registry) { registry.free_idle(); });
@@ -749,6 +758,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   std::atomic<bool> finished_{false};
   std::atomic<bool> has_lost_{false};  // any worker, ever
   std::vector<ReceiveQueue> queues_;   // one for each summing thread
+  Alarms alarms_;
   Registry registry_;
   std::vector<std::unique_ptr<Registry>> inherited_;  // written by the receiver thread alone
   Transport transport_;                               // last: its threads use all of the above

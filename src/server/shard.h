@@ -6,9 +6,11 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -53,6 +55,8 @@ class ShardHost {
   virtual int van_of(int worker) const = 0;
   // Has the shard handle a Task::kResume.
   virtual void resume(Shard& shard, const Urgency& urgency) = 0;
+  // And at that time, or soon after it, whatever was asked for before; none: not at all, as before the shard goes.
+  virtual void resume_at(Shard& shard, std::optional<std::chrono::steady_clock::time_point> when) = 0;
 
  protected:
   ~ShardHost() = default;

@@ -19,7 +19,7 @@ struct Task {
     kFrame,    // a frame has come
     kCatchUp,  // the first frame of a replaced worker has: it asks for the value of round header.round
     kAgain,    // a push has come of a round that is over: its sender lacks the value
-    kResume,   // nothing borrows from the shard any more
+    kResume,   // nothing borrows from the shard any more, or a time has come that it waits for
   } kind = Kind::kFrame;
   Shard* shard = nullptr;
   int worker = -1;

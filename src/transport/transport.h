@@ -68,6 +68,10 @@ class Transport {
     virtual uint64_t last_round() const { return 0; }
     // Called on the receiver thread, several times in a time-out.
     virtual void look(std::chrono::steady_clock::time_point) {}
+    // When ring() is to be called at the latest, if nothing comes before: the receiver does not wait longer. Who sets it to
+    // an earlier time calls ask_for_work().
+    virtual std::optional<std::chrono::steady_clock::time_point> alarm() const { return {}; }
+    virtual void ring(std::chrono::steady_clock::time_point) {}
     // Once.
     virtual void failed(const Error&) {}
   };
@@ -159,6 +163,7 @@ class Transport {
   void send_loop();
   bool write_frames(int limit);
   void receive_loop();
+  int wait_ms(double most_s) const;
   Van* most_urgent_writable() P3_REQUIRES(mutex_);
   bool nothing_to_send() const P3_REQUIRES(mutex_);
   void note_queued(const Van& van, const Header& header) P3_REQUIRES(mutex_);

@@ -30,7 +30,7 @@ void Transport::receive_loop() {
   while (phase_ < Phase::kStopping) {
     const double tick_s = std::min(options_.heartbeat_s, options_.timeout_s / 4);
     ++system_calls_;
-    const int count = epoll_wait(receive_epoll_, events, 64, more_work ? 0 : milliseconds(tick_s));
+    const int count = epoll_wait(receive_epoll_, events, 64, more_work ? 0 : wait_ms(tick_s));
     const auto now = Clock::now();
     // A process that was itself stopped for a while must not blame its peers for the silence.
     if (now - last_turn > seconds(options_.timeout_s / 2))
@@ -53,6 +53,7 @@ void Transport::receive_loop() {
         last_look = now;
         handler_.look(now);
       }
+      if (const auto alarm = handler_.alarm(); alarm && *alarm <= now) handler_.ring(now);
       run_tasks();
       resume_vans();
       more_work = work(now);
@@ -68,6 +69,15 @@ void Transport::receive_loop() {
     tasks_.swap(never_run);
   }
   release();
+}
+
+// Until the handler's alarm, rounded up, so that it is not too early by then.
+int Transport::wait_ms(double most_s) const {
+  const int most = milliseconds(most_s);
+  const auto alarm = handler_.alarm();
+  if (!alarm) return most;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(*alarm - Clock::now()).count();
+  return static_cast<int>(std::clamp<decltype(left)>(left, 0, most));
 }
 
 // What it sends meanwhile leaves together. Returns whether there is more to do.

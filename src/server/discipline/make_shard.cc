@@ -1,5 +1,6 @@
 #include "server/discipline/make_shard.h"
 
+#include "server/discipline/quorum/quorum_slice.h"
 #include "server/discipline/stale/stale_partition.h"
 #include "server/discipline/stale/stale_slice.h"
 #include "server/discipline/sync/norm_slice.h"
@@ -26,6 +27,7 @@ constexpr Make* kShards[2][2] = {
 
 std::unique_ptr<Shard> make_shard(const ServerKey& key, uint32_t index, int thread, ShardHost& host) {
   if (key.plan.tells_norms()) return make<NormSlice>(key, index, thread, host);
+  if (key.plan.has_quorum()) return make<QuorumSlice>(key, index, thread, host);
   return kShards[key.plan.has_rows()][key.plan.is_synchronous()](key, index, thread, host);
 }
 

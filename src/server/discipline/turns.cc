@@ -10,8 +10,11 @@ Turns::Turns(const ServerKey& key)
       inits_(next_round_.size(), 0),
       catches_up_(next_round_.size(), false) {
   if (key.plan.is_synchronous()) return;
-  clocks_.emplace(next_round_.size(), key.plan.staleness);
   last_push_.resize(next_round_.size());
+  if (key.plan.has_quorum())
+    is_aside_.resize(next_round_.size());
+  else
+    clocks_.emplace(next_round_.size(), key.plan.staleness);
 }
 
 bool Turns::may_send(const Header& header, int worker) const {
@@ -33,14 +36,20 @@ bool Turns::in_turn(const Header& header, int worker, uint64_t published) const 
                           (header.kind == FrameKind::kStoreRows && (header.part == 0 || key_.is_successor));
     return is_value && (header.round == published || (key_.is_successor && published == 0));
   }
-  return (clocks_ || next == published + 1) && header.round == (is_push(header.kind) ? next : next - 1);
+  return (counts_each() || next == published + 1) && header.round == (is_push(header.kind) ? next : next - 1);
 }
 
 double Turns::note_push(int worker, const Header& push, Clock::time_point now) {
-  if (clocks_) {
+  if (counts_each()) {
     ++next_round_[index_of(worker)];
-    clocks_->advance(worker, is_last_step(push));
     last_push_[index_of(worker)] = now;
+    if (clocks_) {
+      clocks_->advance(worker, is_last_step(push));
+    } else if (is_last_step(push)) {
+      is_aside_[index_of(worker)] = true;
+      if (std::count(is_aside_.begin(), is_aside_.end(), false) == 0)
+        for (int each = 0; each < key_.machines->num_workers(); ++each) is_aside_[index_of(each)] = is_dismissed(each);
+    }
     return 0;
   }
   if (pushes_in_ == 0) first_push_ = now;
@@ -63,6 +72,9 @@ std::optional<Awaited> Turns::needs(int worker, uint64_t published) const {
   if (clocks_) {
     for (int other = 0; other < key_.machines->num_workers(); ++other)
       if (const auto round = clocks_->missing(other, worker)) return Awaited{Awaited::What::kPush, key_.name, *round};
+  } else if (counts_each()) {
+    if (!stands_aside(worker) && waiting_aside() > 0)
+      return Awaited{Awaited::What::kPush, key_.name, next_round_[index_of(worker)]};
   } else if (last_begun() > std::max<uint64_t>(next_round_[index_of(worker)], 1)) {
     return Awaited{Awaited::What::kPush, key_.name, published + 1};
   }
@@ -74,11 +86,14 @@ std::optional<Awaited> Turns::needs(int worker, uint64_t published) const {
 }
 
 std::optional<uint64_t> Turns::would_wait_for_push_of(int other, const Header& push) const {
-  return clocks_ ? clocks_->missing(push.round, is_last_step(push), other) : std::optional(push.round);
+  if (clocks_) return clocks_->missing(push.round, is_last_step(push), other);
+  const bool waits = !counts_each() || (is_last_step(push) && !stands_aside(other));
+  return waits ? std::optional(push.round) : std::nullopt;
 }
 
 void Turns::note_late(Clock::time_point now, LateWorkers& late) const {
   if (clocks_) return note_late_clocks(now, late);
+  if (counts_each()) return note_late_for_meeting(now, late);
   if (pushes_in_ == 0) return;
   const double waited_s = seconds_since(first_push_, now);
   if (waited_s <= 0) return;
@@ -101,6 +116,22 @@ void Turns::note_late_clocks(Clock::time_point now, LateWorkers& late) const {
     }
     if (its.waiting > 0) late.note(its);
   }
+}
+
+int Turns::waiting_aside() const {
+  int waiting = 0;
+  for (int worker = 0; worker < key_.machines->num_workers(); ++worker) waiting += waits_aside(worker);
+  return waiting;
+}
+
+void Turns::note_late_for_meeting(Clock::time_point now, LateWorkers& late) const {
+  const int waiting = waiting_aside();
+  if (waiting == 0) return;
+  double waited_s = 0;
+  for (int other = 0; other < key_.machines->num_workers(); ++other)
+    if (waits_aside(other)) waited_s = std::max(waited_s, seconds_since(last_push_[index_of(other)], now));
+  for (int worker = 0; worker < key_.machines->num_workers(); ++worker)
+    if (!stands_aside(worker)) late.note({worker, false, key_.name, next_round_[index_of(worker)], waited_s, waiting});
 }
 
 uint32_t Turns::begin_behind(uint64_t round) {
@@ -155,6 +186,7 @@ void Turns::fill_to(int worker, uint64_t round) {
 
 std::optional<uint64_t> Turns::to_fill(int worker, uint64_t published) const {
   const uint64_t next = next_round_[index_of(worker)];
+  if (!is_aside_.empty()) return is_dismissed(worker) && !stands_aside(worker) ? std::optional(next) : std::nullopt;
   if (!fills() || next > fill_to_[index_of(worker)] || next != published + 1) return {};
   if (is_dismissed(worker) && pushes_in_ == 0) return {};  // there may be no such round
   return next;

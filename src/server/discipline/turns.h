@@ -81,7 +81,8 @@ class Turns {
   void forget_fill(int worker) {
     if (fills()) fill_to_[index_of(worker)] = 0;
   }
-  // The round that is to be completed for this worker now, if one is.
+  // The round that is to be completed for this worker now, if one is; with a quorum, the one from which on nobody waits
+  // for it.
   std::optional<uint64_t> to_fill(int worker, uint64_t published) const;
   bool fills() const { return !fill_to_.empty(); }
   // Why no process can take the place of a dismissed worker now, if so: not all is complete that others have begun.
@@ -98,7 +99,14 @@ class Turns {
   static constexpr uint64_t kForever = UINT64_MAX;  // no round comes to that
 
   static size_t index_of(int worker) { return static_cast<size_t>(worker); }
+  // Whether each worker has rounds of its own.
+  bool counts_each() const { return clocks_ || !is_aside_.empty(); }
+  bool stands_aside(int worker) const { return is_aside_[index_of(worker)]; }
+  // Whether it waits for the others there, and how many do; a dismissed one waits for nobody.
+  bool waits_aside(int worker) const { return stands_aside(worker) && !is_dismissed(worker); }
+  int waiting_aside() const;
   void note_late_clocks(Clock::time_point now, LateWorkers& late) const;
+  void note_late_for_meeting(Clock::time_point now, LateWorkers& late) const;
   bool has_begun() const { return next_round_[index_of(key_.first())] > 0; }
   uint64_t last_begun() const { return *std::max_element(next_round_.begin(), next_round_.end()); }
 
@@ -114,6 +122,8 @@ class Turns {
   // Without synchronous rounds, of what has come: and when the last push of each worker did.
   std::optional<Clocks> clocks_;
   std::vector<Clock::time_point> last_push_;
+  // With a quorum: who stands aside until all do, and who is dismissed for ever. Empty: there is none.
+  std::vector<bool> is_aside_;
 };
 
 }  // namespace p3
