@@ -78,6 +78,8 @@ cdef extern from "p3/slicing.h" namespace "p3" nogil:
         uint64_t staleness
         Compression codec
         Compression value_codec
+        uint32_t quorum
+        double grace_s
         Reduction reduction
         Update update
         cbool adds_up_on_machine() noexcept

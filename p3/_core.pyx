@@ -67,7 +67,7 @@ cdef CKeyPlan key_plan(plan) except *:
     made.slice_elements, made.parts = plan.slice_elements, plan.parts
     made.row_elements, made.partitions = plan.row_elements, plan.partitions
     made.servers = plan.servers
-    made.staleness = plan.staleness
+    made.staleness, made.quorum, made.grace_s = plan.staleness, plan.quorum, plan.grace_s
     made.codec = compression_from(plan.codec)
     made.value_codec = compression_from(plan.value_codec)
     made.reduction = <Reduction><int>REDUCTIONS.index(plan.reduction)

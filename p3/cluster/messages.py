@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping
 from p3.errors import ProtocolError
 from p3.plan.key_plan import REDUCTIONS, UPDATES
 
-PROTOCOL_VERSION = 17
+PROTOCOL_VERSION = 18
 MAX_BYTES_BEFORE_JOIN = 4 << 10
 MAX_BYTES = 16 << 20
 MAX_GROUPS = 16  # of layers, in a worker's report of its waits
@@ -127,7 +127,7 @@ _SUCCESSOR = {"wire_key": _int, "first_slice": _int, "slice_elements": _int, "pa
 _PLAN = {
     **_SUCCESSOR, "dtype": _str, "elements": _int, "row_elements": _int, "parts": _int, "staleness": _int,
     "codec": _flat, "reduction": _one_of(*REDUCTIONS), "update": _one_of(*UPDATES), "value_codec": _flat,
-    "servers": _list_of(_int),
+    "quorum": _int, "grace_s": _seconds, "servers": _list_of(_int),
 }  # fmt: skip
 # Of a key that is cut anew while the job rests: the plan before, and the last round that went by it.
 _RECUT = {**_PLAN, "predecessor": _int, "round": _int}

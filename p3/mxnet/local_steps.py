@@ -27,8 +27,9 @@ _GLOBAL_TYPES = {"float16": "float32", "float32": "float32", "float64": "float64
 
 
 def LocalSteps(  # a class to its users
-    trainer, *, every, fragments=1, delay=0, alpha=None, codec=None, outer=None, strided=False, strategy=None, **others
-):
+    trainer, *, every, fragments=1, delay=0, alpha=None, codec=None, outer=None, strided=False, strategy=None,
+    quorum=None, grace=None, **others
+):  # fmt: skip
     """Lets each worker take steps of its own, and has them share their weights; returns the same Trainer.
 
     `trainer`: a gluon.Trainer with kvstore=None, all of whose parameters have shapes: run the net once before, if it
@@ -44,7 +45,7 @@ def LocalSteps(  # a class to its users
         raise ValueError("LocalSteps takes a gluon.Trainer, not a %s" % type(trainer).__name__)
     if isinstance(trainer, _Local):
         raise ValueError("LocalSteps: this Trainer has them already: call its release() before")
-    options = Options.checked(every, fragments, delay, alpha, codec, outer, strided, strategy)
+    options = Options.checked(every, fragments, delay, alpha, codec, outer, strided, strategy, quorum, grace)
     settings = Settings.from_env(os.environ)
     options.require_together(settings, others, {"staleness": choices.STALE}, *_found(trainer))
     trainer._p3_local = _Shared(trainer, options, settings)

@@ -124,6 +124,7 @@ INDEPENDENT = Choice("an optimizer that is said to update each parameter by itse
 AWAITED = Choice("updates of all parameters in step()", "`DistributedOptimizer(synchronous=True)`")
 JOINT = Choice("an update that looks at all parameters", "torch.optim.LBFGS")
 LOCAL_STEPS = Choice("local steps", "[`p3.torch.LocalSteps`, `p3.mxnet.LocalSteps`, `p3.LocalSteps`](local-steps.md)")
+QUORUM = Choice("a quorum", "[`LocalSteps(quorum=...)`](local-steps.md#unlike-speeds-quorum-and-grace)")
 SITES = Choice("a site of several processes", "[`p3.torch.site`](local-steps.md#sites)")
 GRADIENTS = Choice("gradients that all workers share", "`DistributedOptimizer`")
 CLIPPED = Choice("clipping of the mean gradients", "`DistributedOptimizer(max_grad_norm=...)`")
@@ -192,11 +193,12 @@ def of_type(dtype: str) -> List[Choice]:
 
 
 def of_key(
-    dtype: str, sparse: bool, gathered: bool, staleness: Union[int, float], norm: bool = False
+    dtype: str, sparse: bool, gathered: bool, staleness: Union[int, float], norm: bool = False, quorum: int = 0
 ) -> List[Choice]:
     """Of what a script says of a key itself; the rest follows from its store."""
     content = [] if norm else of_type(dtype)  # of norms the type is not the script's choice
-    return [of_staleness(staleness), *[ROWS] * sparse, *[FACTORS] * gathered, *[NORM] * norm, *content]
+    discipline = of_quorum(quorum) or [of_staleness(staleness)]
+    return [*discipline, *[ROWS] * sparse, *[FACTORS] * gathered, *[NORM] * norm, *content]
 
 
 def of_losses(on_worker_loss: str) -> List[Choice]:
@@ -214,6 +216,11 @@ def of_strategy(path: Optional[str]) -> List[Choice]:
     return [RECUT.said("P3_STRATEGY=auto is set")] if path == AUTO else []
 
 
+def of_quorum(least: Any) -> List[Choice]:
+    """LocalSteps(quorum=...), whether that makes sense or not; 0 or None: there is none."""
+    return [QUORUM.said("quorum=%.100r" % (least,))] if least else []
+
+
 def of_job(takes_snapshots: bool, on_worker_loss: str, on_server_loss: str = "fail") -> List[Choice]:
     return [*[SNAPSHOTS] * takes_snapshots, *of_losses(on_worker_loss), *of_server_losses(on_server_loss)]
 
@@ -221,7 +228,7 @@ def of_job(takes_snapshots: bool, on_worker_loss: str, on_server_loss: str = "fa
 def of_plan(plan: KeyPlan) -> List[Choice]:
     is_sparse, is_gathered = plan.row_elements > 0, plan.parts > 0
     update = dict(servers=BY_SERVERS, steps=BY_STEPS, workers=BY_WORKERS)[plan.update]
-    kind = of_key(plan.dtype, is_sparse, is_gathered, plan.staleness, plan.reduction == "norm")
+    kind = of_key(plan.dtype, is_sparse, is_gathered, plan.staleness, plan.reduction == "norm", plan.quorum)
     if not is_sparse and not is_gathered:
         kind.append(DENSE)
     codecs_of_it = of_compression(plan.codec), of_value_compression(plan.value_codec)

@@ -15,9 +15,9 @@ from p3.plan.choices import (
     ADDED_UP, AGGREGATION, AVERAGE, AWAITED, BY_SERVERS, BY_STEPS, BY_WORKERS, CHECK, CLIPPED, CLIPPING, CLOSURE,
     Choice, DENSE, DGC, ENCODED, ENCODED_BACK, FACTORS, GPU, GRADIENTS, GROWING, HEIRS, INDEPENDENT, JOIN, JOINT,
     LATE_SCALER, LEAVING, LOCAL_STEPS, LOW_RANK, MEAN, MOVING, MXNET, NAMED_SCALER, NORM, NOT_FLOAT32, NO_RULE,
-    OTHER_RULE, PLAIN, RECUT, RELEASE, REPLACED, REPLICAS, RESIDUAL, RESIDUAL_BACK, ROWS, SCALER, SGD, SHOWN_MEANS,
-    SITES, SNAPSHOTS, STALE, STATE_FILES, STEPS_TAKEN, TORCH, TRAINERS, UNAWAITED, UNNAMED_SCALER, VECTOR, WEIGHTS,
-    WEIGHTS_OF_ENDED, WHOLE_NUMBERS, of_plan,
+    OTHER_RULE, PLAIN, QUORUM, RECUT, RELEASE, REPLACED, REPLICAS, RESIDUAL, RESIDUAL_BACK, ROWS, SCALER, SGD,
+    SHOWN_MEANS, SITES, SNAPSHOTS, STALE, STATE_FILES, STEPS_TAKEN, TORCH, TRAINERS, UNAWAITED, UNNAMED_SCALER, VECTOR,
+    WEIGHTS, WEIGHTS_OF_ENDED, WHOLE_NUMBERS, of_plan,
 )  # fmt: skip
 from p3.plan.key_plan import KeyPlan
 
@@ -245,6 +245,14 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
               "Train without a loss scaler"),
     Exclusion(LOCAL_STEPS, (AWAITED, INDEPENDENT), "no step waits for the other workers",
               "Leave it out"),
+    Exclusion(QUORUM, (ENCODED_BACK,), "who is late has no value in common with the others that could change",
+              'Compress one way alone, as codec={"up": "int4"}'),
+    Exclusion(QUORUM, (SNAPSHOTS,), "exchanges that are under way have no common round that a snapshot could be of",
+              "Unset P3_SNAPSHOT_DIR, and save state_dict() in the script"),
+    Exclusion(QUORUM, (CHECK,), "who is late has another global value until its next exchange", "Unset P3_CHECK"),
+    Exclusion(QUORUM, (SITES,), "nobody has tried it", "Leave quorum out"),
+    Exclusion(QUORUM, (TRAINERS,), "a trainer's workers save and evaluate at steps that they count by themselves",
+              "Leave quorum out, or write the loop yourself"),
     Exclusion(SITES, (GRADIENTS,), "its processes share gradients among themselves, and weights with other sites",
               "Take LocalSteps, with DistributedDataParallel within the site; or leave p3.torch.site out, and each "
               "process is a worker"),

@@ -14,6 +14,7 @@ Name = Union[str, int]
 _FEW_SERVERS = 2
 
 UNBOUNDED = (1 << 63) - 1  # a staleness with which nobody waits for anybody
+MOST_GRACE_S = 1e8  # as the core's
 
 
 def slice_elements(setting: Union[int, str], num_servers: int) -> int:
@@ -57,13 +58,15 @@ UPDATES = ("servers", "steps", "workers")
 
 
 class Axes(NamedTuple):
-    """Five independent choices of how a key's rounds go, which p3/plan/planner.py makes."""
+    """Independent choices of how a key's rounds go, which p3/plan/planner.py makes."""
 
     staleness: int = 0  # discipline: rounds that the fastest worker may be ahead of the slowest; 0: synchronous
     codec: Mapping[str, Any] = {}  # of what is pushed, as the store's option (p3/plan/options.py); {}: sent as it is
     reduction: str = "sum"  # of REDUCTIONS: "average" over those that took part, "mean" over all; "norm": see Session
     update: str = "servers"  # of UPDATES: who applies the optimizer's rule; "steps": the workers its momentum
     value_codec: Mapping[str, Any] = {}  # of what comes back, as the store's option; {}: whole values
+    quorum: int = 0  # with `staleness` UNBOUNDED: a round closes when so many workers have pushed, 0: there are none,
+    grace_s: float = 0.0  # and so many seconds have passed since
 
     @property
     def takes_steps(self) -> bool:
@@ -107,6 +110,8 @@ class KeyPlan(NamedTuple):
     reduction: str = "sum"
     update: str = "servers"
     value_codec: Mapping[str, Any] = {}
+    quorum: int = 0
+    grace_s: float = 0.0
 
     def __hash__(self) -> int:  # codecs have none
         return hash(self[: self._fields.index("staleness")])

@@ -5,6 +5,7 @@
     reduction    {"type": "average"}                        what becomes of the workers' gradients: over those that took
                                                             part; or {"type": "mean"}, over all; or {"type": "sum"}
     value_compression  {"type": "int8"}                     how what comes back travels, as compression
+    quorum       {"type": "workers", "least": 2, "grace_s": 5.0}  of local steps: when rounds close without who is late
 
 Without them: the sum of the gradients, sent as it is, is the new value. Needs neither a framework nor NumPy.
 """
@@ -15,14 +16,29 @@ from typing import Any
 
 from p3 import codecs
 from p3.plan import planner
+from p3.plan.key_plan import MOST_GRACE_S
 from p3.plan.optimizers import FIELDS, validate_fields
+
+_MOST_WORKERS = 1 << 20
+
+_QUORUM = {
+    "least": ("a whole number of workers, at least 1",
+              lambda value: _is_number(value, int) and 1 <= value <= _MOST_WORKERS),
+    "grace_s": ("a number of seconds from 0 to %.0e" % MOST_GRACE_S,
+                lambda value: _is_number(value, (int, float)) and 0 <= value <= MOST_GRACE_S),
+}  # fmt: skip
 
 _OPTIONS = {  # the field that selects a kind, and what tells the further fields of each kind
     "compression": ("type", codecs.checks),
     "optimizer": ("name", lambda: FIELDS),
+    "quorum": ("type", lambda: {"workers": _QUORUM}),
     "reduction": ("type", lambda: {"average": {}, "mean": {}, "sum": {}}),
     "value_compression": ("type", codecs.checks_of_what_comes_back),
 }
+
+
+def _is_number(value: Any, kinds: Any) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 def validate(name: Any, value: Any) -> None:

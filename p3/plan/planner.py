@@ -11,7 +11,7 @@ from typing import Any, Mapping, Optional, Sequence
 from p3 import codecs
 from p3.plan.key_plan import Axes
 
-OPTIONS = ("compression", "value_compression", "reduction")  # of a store: its first key settles them
+OPTIONS = ("compression", "value_compression", "reduction", "quorum")  # of a store: its first key settles them
 STRATEGY = "strategy"  # it settles this too, which is none of p3/plan/options.py: no server follows it
 OF_KEYS = ("compression", "value_compression")  # of which a key may have others than its store
 
@@ -33,7 +33,8 @@ def axes(
         return Axes(staleness, codec, reduction, "steps")
     comes_back_whole = sparse or staleness > 0 or len(shape) < 2
     value_codec = {} if comes_back_whole else _applying(options.get("value_compression"), dtype, len(shape))
-    return Axes(staleness, codec, reduction, "servers", value_codec)
+    quorum = options.get("quorum") or {"least": 0, "grace_s": 0.0}
+    return Axes(staleness, codec, reduction, "servers", value_codec, quorum["least"], float(quorum["grace_s"]))
 
 
 def rank(

@@ -41,6 +41,8 @@ def LocalSteps(  # a class to its users
     outer: Optional[Mapping[str, Any]] = None,
     strided: bool = False,
     strategy: Given = None,
+    quorum: Optional[int] = None,
+    grace: Optional[float] = None,
     **others: Any,
 ) -> torch.optim.Optimizer:
     """Lets each worker take steps of its own, and has them share their weights; returns the same object.
@@ -64,6 +66,9 @@ def LocalSteps(  # a class to its users
 
     `strategy`: as of DistributedOptimizer.
 
+    `quorum`, `grace`: an exchange is over when so many workers have sent, and so many seconds later at the latest. What
+    others send later counts in the next one. None: it waits for all workers.
+
     The same on every worker: ValueError where they differ, and for what cannot be trained so. ConfigError or
     RendezvousError if there is no job to join.
     """
@@ -72,7 +77,7 @@ def LocalSteps(  # a class to its users
     if hasattr(optimizer, "_p3") or isinstance(optimizer, _Local):
         raise ValueError("LocalSteps takes a plain optimizer, and this one is distributed already: call its release(), "
                          "and make a new one")  # fmt: skip
-    options = Options.checked(every, fragments, delay, alpha, codec, outer, strided, strategy)
+    options = Options.checked(every, fragments, delay, alpha, codec, outer, strided, strategy, quorum, grace)
     settings = Settings.from_env(os.environ)
     models = [model] if isinstance(model, torch.nn.Module) or not isinstance(model, Iterable) else list(model)
     site = sites.current()
@@ -80,8 +85,8 @@ def LocalSteps(  # a class to its users
         models = [site.unwrapped(one) for one in models]
     for one in models:
         require_model(one, "LocalSteps")
-    factors = [choices.FACTORS] * any(map(is_factored, parameters_of(optimizer)))
-    options.require_together(settings, others, _ARGUMENTS, *factors)
+    found = [choices.FACTORS] * any(map(is_factored, parameters_of(optimizer))) + [choices.SITES] * (site is not None)
+    options.require_together(settings, others, _ARGUMENTS, *found)
     shared = _shared(optimizer, models)
     if site is None:
         optimizer._p3_local = Shared(optimizer, models, shared, options, settings)

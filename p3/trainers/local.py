@@ -60,6 +60,7 @@ class Local:
         session = job.current()
         if session.goes_on_without:
             combinations.require(session.label, choices.LEAVING, choices.TRAINERS)
+        combinations.require(session.label, choices.TRAINERS, *choices.of_quorum(self._options.get("quorum")))
         if any("compression" in group for group in optimizer.param_groups):
             raise ValueError('group["compression"]: it is for gradients, and with local_steps none travel: say '
                              'local_steps={"codec": ...}')  # fmt: skip

@@ -52,7 +52,8 @@ class Declarations:
         return {**{name: self._options.wanted(key.store, name) for name in planner.OPTIONS}, **key.options}
 
     def _choices(self, key: Key) -> List[Choice]:
-        return choices.of_key(key.dtype, key.sparse, key.factors is not None, key.staleness, key.is_norm)
+        quorum = (self._wanted(key)["quorum"] or {"least": 0})["least"]
+        return choices.of_key(key.dtype, key.sparse, key.factors is not None, key.staleness, key.is_norm, quorum)
 
     def _require(self, key: Key, *chosen: Choice) -> None:
         combinations.require("%s: key %r" % (self._session.label, key.name), *chosen)

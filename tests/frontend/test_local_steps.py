@@ -153,6 +153,12 @@ def test_if_only_some_weigh_all_are_told(way, count):
     assert sorted(re.findall(said % count, output)) == ["0", "1", "2"], output
 
 
+def test_with_a_quorum_the_others_go_on_and_what_a_slow_worker_has_learned_counts_later(tmp_path):
+    output = run(3, "one_is_slow", tmp_path)
+    for worker, late in enumerate((0, 1, 1)):
+        assert "worker %d had %d late, took 9 steps and has [30.0]" % (worker, late) in output, output
+
+
 def test_an_exchange_behind_each_step_is_training_on_averaged_weights():
     assert run(3, "averaged").count("averages") == 3
 

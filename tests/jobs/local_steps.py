@@ -252,6 +252,43 @@ def some_weigh(session, way):
     session.barrier("others, which are told, too")
 
 
+def one_is_slow(session, folder):
+    """Worker 2 sends its first differences when the others have had three exchanges without it; they go on from there
+    when it has got its answer. Each worker learns the same in all its exchanges."""
+    turns, learned = Turns(folder), [2.0, 4.0, 32.0][session.rank]
+    first = {"w": np.zeros(1, np.float32)}
+    steps = p3.LocalSteps(session, first, every=2, delay=1, alpha=0, outer=PLAIN, quorum=2, grace=0)
+    weights = [steps.step(steps.arrays)]
+
+    def exchange(since=0.0):
+        """Sends, and merges when it has learned as much more; the weight then."""
+        for amount in (learned, since):
+            weights.append(steps.step({"w": weights[-1]["w"] + np.float32(amount)}))
+        return weights[-1]["w"].item()
+
+    if session.rank < 2:
+        assert [exchange(), exchange(), exchange()] == [3, 6, 9]  # (2 + 4) / 2
+        turns.come("three of %d" % session.rank)
+        turns.wait("late")
+    else:
+        turns.wait("three of 0")
+        turns.wait("three of 1")
+        assert exchange(since=16) == 9 + 16  # what it has sent is in no value yet
+        turns.come("late")
+    if session.rank == 0:
+        assert exchange() == 9 + (32 + 2) / 2
+        turns.come("four of 0")
+    elif session.rank == 1:
+        turns.wait("four of 0")
+        assert exchange() == 26  # late, too
+        turns.come("four of 1")
+    turns.wait("four of 1")  # or all others would stand aside of what it sends
+    weights = steps.take_global()
+    stats = steps.stats()
+    print("worker %d had %d late, took %d steps and has %s"
+          % (session.rank, stats["late"], stats["step"], weights["w"].tolist()))  # fmt: skip
+
+
 def averaged(session):
     """An exchange behind each step, a mean: all train as those of a process that averages their weights."""
     training = p3.LocalSteps(session, first(), every=1, outer=PLAIN)

@@ -426,6 +426,12 @@ def refused(folder):
         optimizer.param_groups[0]["compression"] = "int8"
         Accelerator(cpu=True, local_steps=OPTIONS).prepare(net, optimizer)
 
+    def quorum_locally():
+        net = model()
+        Accelerator(cpu=True, local_steps={**OPTIONS, "quorum": 1, "grace": 0}).prepare(
+            net, torch.optim.SGD(net.parameters(), lr=0.1)
+        )
+
     def prepared_locally():
         one = Accelerator(cpu=True, local_steps=MEAN)
         net = model()
@@ -453,6 +459,7 @@ def refused(folder):
         "local options": error(lambda: locally(local_steps=3)),
         "local every": error(lambda: locally(local_steps={"every": 0})),
         "local compression": error(compress_locally),
+        "local quorum": error(quorum_locally),
         "local given": error(lambda: accelerator.prepare(*wrapped_by_local_steps())),
         "weigh": error(lambda: prepared_locally().weigh(float("nan"))),
         "weigh twice": error(weigh_twice),

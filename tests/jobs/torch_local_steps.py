@@ -6,6 +6,7 @@ References train all workers' models here, in one process of plain torch, as the
 import copy
 import gc
 import os
+import signal
 import sys
 import time
 import zlib
@@ -34,8 +35,12 @@ OPTIMIZERS = {
 CODECS = {
     "none": None,
     "weighed": None,
+    "quorum": None,
+    "bf16 up": {"up": "bf16"},
+    "int4 up": {"up": "int4"},
     "largest": {"up": {"type": "topk", "ratio": 0.2}, "down": "int8"},
 }  # and others by their names
+PATIENT = {"quorum": 1, "grace": 1e6}  # in whose rounds all are
 
 
 def made(dtype=torch.float32, width=12):
@@ -291,12 +296,13 @@ def counts_bytes():
 # Bits
 
 
-def has_same_bits(codec, delay):
+def has_same_bits(codec, delay, quorum="", grace="0"):
     """P3_CHECK=1 compares the global weights at each merge; their digests are printed."""
     model = wide()
+    given = {"quorum": int(quorum), "grace": float(grace)} if quorum else {}
     optimizer = p3.torch.LocalSteps(
         OPTIMIZERS["adamw"](model.parameters()), model, every=6, fragments=3, delay=int(delay),
-        codec=CODECS.get(codec, codec),
+        codec=CODECS.get(codec, codec), **given,
     )  # fmt: skip
     for step in range(30):
         take(model, optimizer, RANK, step)
@@ -307,6 +313,27 @@ def has_same_bits(codec, delay):
     print("worker %d: local %s global %s" % (RANK, local, of_all))
     optimizer.take_global()
     assert digest(model.parameters()) == of_all
+
+
+def at_own_speed(codec, steps, *deaths):
+    """Each worker takes other numbers of steps, and meets the others now and then. `deaths`: "RANK:STEP" of each."""
+    deaths = {int(rank): int(step) for rank, step in (one.split(":") for one in deaths)}
+    model = wide()
+    optimizer = p3.torch.LocalSteps(
+        OPTIMIZERS["adamw"](model.parameters()), model, every=6, fragments=3, delay=2,
+        codec=CODECS.get(codec, codec), quorum=2, grace=0.01,
+    )  # fmt: skip
+    taken = 0
+    for meeting in range(3):
+        for _ in range(int(steps) + 7 * ((RANK + meeting) % SIZE)):
+            if deaths.get(RANK) == taken:
+                os.kill(os.getpid(), signal.SIGKILL)
+            take(model, optimizer, RANK, taken)
+            taken += 1
+        optimizer.take_global()
+        stats = optimizer.stats()
+        print("worker %d: meeting %d, step %d: %s" % (RANK, meeting, stats["step"], digest(model.parameters())))
+    assert distance(model, wide()) > 0.05 and 0 <= stats["late"] <= stats["merges"], stats
 
 
 def takes_the_global_weights():
@@ -446,7 +473,7 @@ def saves(wrapper):
 def _optimizer_of(model, codec, kind="adamw"):
     return p3.torch.LocalSteps(
         OPTIMIZERS[kind](model.parameters()), model, every=6, fragments=3, delay=3,
-        codec=CODECS.get(codec, codec),
+        codec=CODECS.get(codec, codec), **(PATIENT if codec == "quorum" else {}),
     )  # fmt: skip
 
 

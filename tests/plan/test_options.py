@@ -18,10 +18,11 @@ SENSIBLE = [
     ("reduction", {"type": "average"}),
     ("reduction", {"type": "mean"}),
     ("value_compression", {"type": "int8"}),
+    ("quorum", {"type": "workers", "least": 2, "grace_s": 0}),
     ("value_compression", {"type": "2bit", "threshold": 0.5}),
 ]
 SENSELESS = [
-    ("momentum", {}, "option 'momentum' is unknown; a store has compression, optimizer, reduction"),
+    ("momentum", {}, "option 'momentum' is unknown; a store has compression, optimizer, quorum"),
     (["compression"], {}, "option ['compression'] is unknown; a store has"),
     ("optimizer", dict(SGD, momentum=-1), "optimizer sgd: momentum is -1; it must be a finite number of at least 0"),
     ("compression", "fp16", "compression: the value must be a dict like {'type': '1bit'}, not 'fp16'"),
@@ -48,6 +49,10 @@ SENSELESS = [
     ("compression", dict(DGC, momentum=0.9), "compression dgc: 'momentum' (which is 0.9) is no field of it"),
     ("value_compression", dict(DGC), "value_compression: type is 'dgc'; it must be one of 1bit, 2bit, "),
     ("value_compression", {"type": "2bit"}, "value_compression 2bit: threshold is missing"),
+    ("quorum", {"type": "workers", "least": 0, "grace_s": 0}, "quorum workers: least is 0; it must be a whole number"),
+    ("quorum", {"type": "workers", "least": True, "grace_s": 0}, "quorum workers: least is True; it must be"),
+    ("quorum", {"type": "workers", "least": 2}, "quorum workers: grace_s is missing; it must be a number of seconds"),
+    ("quorum", {"type": "workers", "least": 2, "grace_s": float("nan")}, "quorum workers: grace_s is nan; it must be"),
     ("reduction", {"type": "max"}, "reduction: type is 'max'; it must be one of average, mean, sum"),
     ("reduction", {"type": "sum", "weight": 2}, "reduction sum: 'weight' (which is 2) is no field of it; it has type"),
 ]

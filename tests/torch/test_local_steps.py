@@ -60,6 +60,37 @@ def test_all_workers_have_the_same_global_bits(codec, delay, aggregates):
     assert len({local for local, _ in found}) == 3, output
 
 
+@pytest.mark.parametrize("codec, delay", [("none", 0), ("bf16 up", 4)])
+def test_a_quorum_of_all_workers_changes_no_bit(codec, delay):
+    runs = [run(3, "has_same_bits", codec, delay, *quorum) for quorum in ((), (3, 0), (3, 1e6))]
+    bits = [sorted(re.findall(r"local \w+ global \w+", output)) for output in runs]
+    assert len(bits[0]) == 3 and bits[0] == bits[1] == bits[2], runs
+
+
+@pytest.mark.parametrize("codec, delay", [("bf16 up", 0), ("int4 up", 4)])
+def test_where_a_quorum_waits_for_all_the_bits_are_those_without(codec, delay):
+    runs = [run(3, "has_same_bits", codec, delay, *quorum, P3_LOCAL_AGGREGATION="0")
+            for quorum in ((), (1, 1e6), (2, 1e6))]  # fmt: skip
+    bits = [sorted(re.findall(r"local \w+ global \w+", output)) for output in runs]
+    assert len(bits[0]) == 3 and bits[0] == bits[1] == bits[2], runs
+
+
+@pytest.mark.parametrize("codec", ["none", "int4 up"])
+def test_whoever_meets_has_the_same_bits_whatever_came_when(codec):
+    output = run(4, "at_own_speed", codec, 20)
+    for meeting, steps in enumerate((41, 82, 123)):
+        bits = re.findall(r"meeting %d, step %d: (\w+)" % (meeting, steps), output)
+        assert len(bits) == 4 and len(set(bits)) == 1, output
+
+
+@pytest.mark.parametrize("deaths", [("1:15",), ("3:11", "0:50")])
+def test_members_leave_a_job_with_a_quorum_and_the_others_go_on_with_the_same_bits(deaths):
+    output = run(4, "at_own_speed", "none", 20, *deaths, P3_ON_WORKER_LOSS="continue")
+    for meeting in range(3):
+        bits = re.findall(r"meeting %d, step \d+: (\w+)" % meeting, output)
+        assert len(bits) >= 4 - len(deaths) and len(set(bits)) == 1, output
+
+
 def test_a_merged_weight_is_the_global_one_to_the_bit():
     assert len(set(re.findall(r"worker \d: (\w+)", run(2, "takes_the_global_weights")))) == 1
 
@@ -71,7 +102,7 @@ def test_buffers_stay_each_workers_own():
     assert len({weights for weights, _ in found}) == 1 and len({own for _, own in found}) == 2, found
 
 
-@pytest.mark.parametrize("codec", ["none", "bf16", "weighed"])
+@pytest.mark.parametrize("codec", ["none", "bf16", "weighed", "quorum"])
 @pytest.mark.parametrize("saved_at", [0, 4, 8])
 def test_a_loaded_state_takes_the_same_steps(codec, saved_at):
     assert run(2, "loads", codec, saved_at).count("goes on") == 2
@@ -222,6 +253,16 @@ def made():
     ({"grad_scaler": object()}, "local steps and grad_scaler .*torch's GradScaler"),
     ({"independent": True}, "local steps and .*independent=True"),
     ({"compression": "int8"}, "compression='int8': give it as codec"),
+    ({"quorum": 0, "grace": 1}, "quorum is 0; it must be a whole number of workers, at least 1"),
+    ({"quorum": 1.5, "grace": 1}, "quorum is 1.5; it must be"),
+    ({"quorum": True, "grace": 1}, "quorum is True; it must be"),
+    ({"quorum": 2}, "grace is None; with a quorum it must be the seconds"),
+    ({"quorum": 2, "grace": -1}, "grace is -1; with"),
+    ({"quorum": 2, "grace": float("nan")}, "grace is nan; with"),
+    ({"quorum": 2, "grace": float("inf")}, "grace is inf; with"),
+    ({"grace": 1}, "grace is 1, and there is no quorum whose end it could put off: give quorum as well"),
+    ({"quorum": 2, "grace": 1}, "quorum is 2, and the job has 1 worker: take at most as many"),
+    ({"quorum": 1, "grace": 1, "codec": "int8"}, "a quorum .quorum=1. and .*int8.*: .*one way alone"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_with_what_to_do(made, given, problem):
     with pytest.raises(ValueError, match=problem):
@@ -452,6 +493,16 @@ def test_where_lost_workers_are_replaced_it_is_refused(made, monkeypatch):
     monkeypatch.setenv("P3_ON_WORKER_LOSS", "wait")
     with pytest.raises(ConfigError, match="local steps and replacing lost workers .*exclude each other"):
         made(small_model())
+
+
+@pytest.mark.parametrize("name, value, problem", [
+    ("P3_CHECK", "1", "a quorum .quorum=1. and .*P3_CHECK.* exclude each other: .*Unset P3_CHECK"),
+    ("P3_SNAPSHOT_DIR", "/nowhere", "a quorum .quorum=1. and snapshots .* exclude each other: .*save state_dict"),
+])  # fmt: skip
+def test_what_does_not_go_with_a_quorum_is_refused_by_name(made, monkeypatch, name, value, problem):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=problem):
+        made(small_model(), quorum=1, grace=0)
 
 
 def test_half_precision_has_a_global_value_of_float32(made):

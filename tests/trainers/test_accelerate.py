@@ -118,6 +118,7 @@ def test_workers_count_by_the_samples_of_their_batches(by_p3):
     ("local options", "local_steps is 3; it must be a dict"),
     ("local every", "every is 0"),
     ("local given", "give Accelerator the plain one"),
+    ("local quorum", "a quorum (quorum=1) and a trainer's loop exclude each other"),
     ("local compression", 'say local_steps={"codec": ...}'),
 ])  # fmt: skip
 def test_what_cannot_work_is_refused_with_what_to_do(by_p3, what, said):

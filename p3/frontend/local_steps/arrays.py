@@ -42,7 +42,8 @@ class LocalSteps(LocalTrainer):
     def __init__(
         self, session: Session, arrays: Mapping[str, Any], *, every: int, fragments: int = 1, delay: int = 0,
         alpha: Optional[float] = None, codec: Any = None, outer: Optional[Mapping[str, Any]] = None,
-        strided: bool = False, strategy: Given = None, **others: Any,
+        strided: bool = False, strategy: Given = None, quorum: Optional[int] = None, grace: Optional[float] = None,
+        **others: Any,
     ) -> None:  # fmt: skip
         """On every worker at the same point, before its first step. Returns when all have rank 0's `arrays`, or if the
         job has resumed (snapshots.resume) each its own: see `arrays`.
@@ -51,7 +52,7 @@ class LocalSteps(LocalTrainer):
         are alike up to their last dot, as "encoder.0.bias", are of one layer. The options are those of
         p3.torch.LocalSteps (docs/local-steps.md), and the same on every worker: ValueError where they are not.
         """
-        options = Options.checked(every, fragments, delay, alpha, codec, outer, strided, strategy)
+        options = Options.checked(every, fragments, delay, alpha, codec, outer, strided, strategy, quorum, grace)
         settings = Settings.from_env(os.environ)
         options.require_together(settings, others, {"staleness": choices.STALE})
         self._arrays = dict(arrays)

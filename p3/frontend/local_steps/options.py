@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import Any, Dict, Mapping, NamedTuple, Optional
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from p3.codecs import Ways
 from p3.errors import ConfigError
@@ -13,6 +13,7 @@ from p3.frontend.local_steps.fragments import Schedule
 from p3.plan import choices, combinations
 from p3.plan import strategy as strategies
 from p3.plan.choices import Choice
+from p3.plan.key_plan import MOST_GRACE_S
 from p3.plan.strategy import Given, Strategy
 from p3.settings import Settings
 
@@ -64,28 +65,41 @@ class Options(NamedTuple):
     codec: Ways
     strided: bool
     strategy: Optional[Strategy]  # of all stores
+    quorum: int = 0  # how many workers must have pushed for a round to close without the others; 0: all, always
+    grace: float = 0.0  # seconds that the others are waited for then
 
     @classmethod
     def checked(
-        cls, every: Any, fragments: Any, delay: Any, alpha: Any, codec: Any, outer: Any, strided: Any, strategy: Given
-    ) -> Options:
+        cls, every: Any, fragments: Any, delay: Any, alpha: Any, codec: Any, outer: Any, strided: Any, strategy: Given,
+        quorum: Any = None, grace: Any = None,
+    ) -> Options:  # fmt: skip
         schedule = Schedule.checked(every, fragments, delay)
         share = _checked_alpha(alpha, schedule.delay)
-        plan = strategies.given(strategy)
-        return cls(schedule, share, Outer.checked(outer), _ways(codec), bool(strided), plan)
+        plan, of_quorum = strategies.given(strategy), _checked_quorum(quorum, grace)
+        return cls(schedule, share, Outer.checked(outer), _ways(codec), bool(strided), plan, *of_quorum)
 
     @property
     def numbers(self) -> Dict[str, float]:
         """Those by which workers must train alike, or they would wait for what others send at other times. Their stores
         agree on the strategy."""
-        return {**self.schedule._asdict(), "strided": int(self.strided), "alpha": self.alpha}
+        of_quorum = {"quorum": self.quorum, "grace": self.grace}
+        return {**self.schedule._asdict(), "strided": int(self.strided), "alpha": self.alpha, **of_quorum}
+
+    def require_workers(self, count: int) -> None:
+        """ValueError if a job of so many can have no such quorum."""
+        if self.quorum > count:
+            raise ValueError("quorum is %d, and the job has %d worker%s: take at most as many"
+                             % (self.quorum, count, "s" * (count != 1)))  # fmt: skip
 
     def require_together(self, settings: Settings, others: Mapping[str, Any], known: Mapping[str, Choice],
                          *found: Choice) -> None:  # fmt: skip
         """ValueError unless local steps go with the codec, with what was `found`, and with what else the script asks
         for: `others`, by the names of the arguments; TypeError for one that is not `known`. ConfigError for the job's
         settings."""
-        refusal = combinations.refusal(choices.LOCAL_STEPS, *choices.of_losses(settings.on_worker_loss),
+        quorum = choices.of_quorum(self.quorum)
+        of_job = [choices.SNAPSHOTS] * (settings.snapshot_dir is not None) + [choices.CHECK] * (settings.check > 0)
+        refusal = combinations.refusal(choices.LOCAL_STEPS, *quorum, *of_job * (self.quorum > 0),
+                                       *choices.of_losses(settings.on_worker_loss),
                                        *choices.of_server_losses(settings.on_server_loss),
                                        *choices.of_strategy(settings.strategy))  # fmt: skip
         if refusal:
@@ -97,7 +111,7 @@ class Options(NamedTuple):
                 raise TypeError("LocalSteps() got an unexpected keyword argument %r" % name)
         asked = [known[name].said("%s=%.100r" % (name, value)) for name, value in others.items() if value]
         codecs = choices.of_compression(self.codec.up), choices.of_value_compression(self.codec.down)
-        combinations.require("LocalSteps", choices.LOCAL_STEPS, *asked, *codecs, *found)
+        combinations.require("LocalSteps", choices.LOCAL_STEPS, *quorum, *asked, *codecs, *found)
 
 
 def _checked_alpha(alpha: Any, delay: int) -> float:
@@ -108,6 +122,22 @@ def _checked_alpha(alpha: Any, delay: int) -> float:
         raise ValueError("alpha is %.100r; it must be a number from 0, where the global weight takes the local one's "
                          "place, to 1, where the local one stays" % (alpha,))  # fmt: skip
     return float(alpha)
+
+
+def _checked_quorum(quorum: Any, grace: Any) -> Tuple[int, float]:
+    """(0, 0.0) without a quorum."""
+    if quorum is None:
+        if grace is not None:
+            raise ValueError("grace is %.100r, and there is no quorum whose end it could put off: give quorum as well"
+                             % (grace,))  # fmt: skip
+        return 0, 0.0
+    if isinstance(quorum, bool) or not isinstance(quorum, numbers.Integral) or quorum < 1:
+        raise ValueError("quorum is %.100r; it must be a whole number of workers, at least 1" % (quorum,))
+    is_number = isinstance(grace, numbers.Real) and not isinstance(grace, bool)
+    if not is_number or not 0 <= grace <= MOST_GRACE_S:
+        raise ValueError("grace is %.100r; with a quorum it must be the seconds that a round waits for the other "
+                         "workers, from 0 to %.0e" % (grace, MOST_GRACE_S))  # fmt: skip
+    return int(quorum), float(grace)
 
 
 def _ways(codec: Any) -> Ways:

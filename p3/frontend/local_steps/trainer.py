@@ -20,7 +20,7 @@ from p3.frontend import snapshots, states, waiting
 from p3.frontend.check import Digests
 from p3.frontend.local_steps.fragments import layers_of, packed
 from p3.frontend.local_steps.options import Options
-from p3.frontend.local_steps.shares import Shares
+from p3.frontend.local_steps.shares import Counted, OwnNumbers, Shares
 from p3.frontend.local_steps.together import Together
 from p3.frontend.local_steps.value import Global
 from p3.frontend.rounds import let_servers_divide
@@ -49,10 +49,11 @@ class LocalTrainer(snapshots.Trainer):
         self.steps_taken = 0  # by this worker
         self._follows_deadlines = settings.priority != "off"
         self._check_every = settings.check
-        self._merges = self._waits = 0
+        self._merges = self._waits = self._late = 0
         self._waited_s = 0.0
         self._under_way: Set[int] = set()  # fragments that were sent and not merged yet
-        self._sends_weights = options.codec == Ways()
+        self._has_quorum = 0 < options.quorum < session.num_workers  # one of all workers is as none
+        self._sends_weights = options.codec == Ways() and not self._has_quorum  # who is late has an older value
         self._cut = [*self.schedule, int(options.strided)]
         layers = layers_of(names)
         kinds = {name: self.shape_and_type(name) for name in names}
@@ -66,16 +67,23 @@ class LocalTrainer(snapshots.Trainer):
         self.store = session.new_store(plan)
         with self.beginning():
             self._require_alike(names)
-        let_servers_divide(session, self.store)
+            options.require_workers(session.num_workers)
         for option, value in options.codec.options.items():
             session.set_option(self.store, option, value)
+        if self._has_quorum:
+            quorum = {"type": "workers", "least": options.quorum, "grace_s": options.grace}
+            session.set_option(self.store, "quorum", quorum)
+        else:
+            let_servers_divide(session, self.store)
         session.set_optimizer(self.store, options.outer.description(self._sends_weights))
         with self.beginning():
             self._globals = {name: self._declare(name, *kinds[name]) for name in names}
         self._fragments = [[self._globals[name] for number in numbers for name in layers[number]]
                            for numbers in fragments]  # fmt: skip
         self._digests = Digests(session, self._together.store, names)
-        self._shares = Shares(session, self._together.store, len(self._fragments))
+        count, other_store = len(self._fragments), self._together.store
+        shares: Counted = OwnNumbers(session, count) if self._has_quorum else Shares(session, other_store, count)
+        self._shares = shares
         self._kept: Dict[int, Tuple[List[np.ndarray], int]] = {}  # what waits to leave of a fragment, and how urgent
 
     def begin(self) -> Optional[Dict[str, Any]]:
@@ -190,15 +198,24 @@ class LocalTrainer(snapshots.Trainer):
         except TimeoutError as error:
             raise TimeoutError("%s. All workers must take the same number of local steps; this one has taken %d"
                                % (error, self.steps_taken)) from None  # fmt: skip
-        self._shares.end_exchange(number)
         if is_late:
             self._waits += 1
             self._waited_s += time.monotonic() - began
+        self._take_in(number)
+
+    def _take_in(self, number: int) -> None:
+        """A fragment whose value has landed."""
+        fragment = self._fragments[number]
+        self._shares.end_exchange(number)
         self._merges += 1
         if self._check_every and self._merges % self._check_every == 0:
             self._require_same_bits(fragment)
         for one in fragment:
-            self.merge(one.name, one.landing, self._options.alpha)
+            if one.is_late:
+                self.merge(one.name, one.caught_up(self.local(one.name)), 0.0)
+            else:
+                self.merge(one.name, one.landing, self._options.alpha)
+        self._late += any(one.is_late for one in fragment)
         self._under_way.discard(number)
 
     def synchronize(self) -> None:
@@ -207,8 +224,9 @@ class LocalTrainer(snapshots.Trainer):
 
     def take_global(self) -> None:
         """The local weights become the global ones. Waits for what is under way, which is merged by that. RuntimeError
-        on all workers if some have taken more steps than others."""
-        self._require_same_steps("take_global()")
+        on all workers if some have taken more steps than others; with a quorum all count as many as the one that has
+        taken most."""
+        self._agree_on_steps("take_global()")
         self._take_global()
 
     def _take_global(self) -> None:
@@ -222,6 +240,8 @@ class LocalTrainer(snapshots.Trainer):
     def broadcast(self) -> None:
         """Rank 0's local weights become the global ones, and all workers' local ones: on every worker at the same
         point. Momentum stays."""
+        if self._has_quorum:
+            self._agree_on_steps("broadcast()")
         self._land()
         self._session.barrier("broadcast() or load_state_dict()")  # or a late worker would get this value too early
         for name, one in self._globals.items():
@@ -230,9 +250,10 @@ class LocalTrainer(snapshots.Trainer):
 
     def stats(self) -> Dict[str, float]:
         """step: that this worker has taken; merges: of fragments; waits: how many of them had to wait for the value,
-        and waited_s: how long, together; under_way: fragments that were sent and not merged yet."""
+        and waited_s: how long, together; late: how many were of differences that missed their round, with a quorum;
+        under_way: fragments that were sent and not merged yet."""
         made = {"step": self.steps_taken, "merges": self._merges, "waits": self._waits, "waited_s": self._waited_s,
-                "under_way": len(self._under_way)}  # fmt: skip
+                "late": self._late, "under_way": len(self._under_way)}  # fmt: skip
         return {name: float(value) for name, value in made.items()}
 
     def values(self) -> Dict[str, np.ndarray]:
@@ -244,7 +265,10 @@ class LocalTrainer(snapshots.Trainer):
 
     def outer_state(self) -> Dict[str, Any]:
         """The schedule's position, global values and outer momentum: plain numbers, strings and arrays. Any worker may
-        call it alone. Waits for what is under way, and for the servers."""
+        call it alone; with a quorum all do, at the same point. Waits for what is under way, and for the servers."""
+        if self._has_quorum:
+            self._meet()
+            self._require_same_steps("state_dict()")
         published = {name: value.copy() for name, value in self.values().items()}
         changed = {name: one for name, one in self._globals.items() if one.updates}
         momenta = {name: np.empty_like(published[name]) for name in changed if self._options.outer.momentum > 0}
@@ -260,6 +284,8 @@ class LocalTrainer(snapshots.Trainer):
         of None it loads that alone. ValueError on all workers if one has a state of another model, or of another step
         than the others, and nothing is loaded; or if `load` fails on one, and no global value is."""
         of = "load_state_dict()"
+        if self._has_quorum:
+            self._meet()
         with self._together.failing(of):
             content = None if content is None else self._fitting(content)
             step = _PLAIN_STATE if content is None else int(content["step"])
@@ -325,7 +351,8 @@ class LocalTrainer(snapshots.Trainer):
                 continue
             if self._options.outer.momentum > 0 and (had_updates or one.updates > 0):
                 momentum = content["momentum"].get(name)
-                parts.append((one.key, _MOMENTUM, np.zeros_like(one.landing) if momentum is None else momentum, 0))
+                momentum = np.zeros_like(one.landing) if momentum is None else momentum
+                parts.append((one.key, _MOMENTUM, momentum, one.updates))  # which counts with a quorum alone
             if one.lands_changes and name in content["exact"]:
                 parts.append((one.key, MASTER, content["exact"][name], 0))
         states.give(self._session, parts)
@@ -343,7 +370,7 @@ class LocalTrainer(snapshots.Trainer):
     def release(self) -> None:
         """Ends it: the local weights stay as they are, and the servers keep nothing. On every worker at the same
         point."""
-        self._require_same_steps("release()")
+        self._agree_on_steps("release()")
         self._land()
         self._shares.finish()
         self._drop()
@@ -351,7 +378,8 @@ class LocalTrainer(snapshots.Trainer):
     # Within
 
     def _declare(self, name: str, shape: Tuple[int, ...], dtype: str) -> Global:
-        key = self._session.declare(name, shape, dtype, self.store)
+        staleness = math.inf if self._has_quorum else 0  # nobody waits for anybody, but for a round
+        key = self._session.declare(name, shape, dtype, self.store, staleness=staleness)
         return Global(self._session, key, self._options.outer, self._sends_weights)
 
     def _drop(self) -> None:
@@ -367,6 +395,26 @@ class LocalTrainer(snapshots.Trainer):
         self._send_all()
         for one in self._globals.values():
             one.land()
+
+    def _meet(self) -> None:
+        """With a quorum, on every worker at the same point: behind it all have the same global weights, and all that
+        was under way is merged. Waits for all workers, each of which stands aside of what it sends no more, so that
+        nobody waits for it who comes later."""
+        self._send_all()
+        for one in sorted(self._globals.values(), key=lambda one: one.is_pending):
+            one.stand_aside()
+        for one in self._globals.values():
+            one.land()
+        for number in sorted(self._under_way):
+            self._take_in(number)
+
+    def _agree_on_steps(self, of: str) -> None:
+        """Where all begin anew from the global weights. `of`: the script's call, which all make."""
+        if not self._has_quorum:
+            return self._require_same_steps(of)
+        self._meet()
+        of_all = self._together.numbers(self.steps_taken, "for other workers in %s" % of)
+        self.steps_taken = max(of_all.values())
 
     def _take_all(self) -> None:
         for name, one in self._globals.items():
