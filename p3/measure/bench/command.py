@@ -35,7 +35,7 @@ _MICRO = {
     "memory": "what a step needs of memory, with PyTorch, beside DDP",
     "selection": "what choosing the largest elements costs, in deep gradient compression",
     "control": "how the scheduler stands many nodes: rendezvous, agreement, memory, the loss of a node",
-    "deaths": "how long iterations are while a job has no scheduler, or when it loses a worker",
+    "deaths": "how long iterations are while a job has no scheduler, or when it loses a worker or a server",
     "outages": "how much of a training's throughput is left if its processes die: P3, torchrun's restarts, torchft",
     "what_if": "whether p3 trace --what-if is right: changes of a recorded run, predicted and measured",
     "late_updates": "how many more batches training needs if updates arrive late: a simulation, after Zhang's thesis",

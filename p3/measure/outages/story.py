@@ -55,10 +55,18 @@ class Story(NamedTuple):
         ends = self._ends()
         return statistics.median(after - before for before, after in zip(ends, ends[1:]))
 
-    def pauses(self) -> List[float]:
-        """By how much the longest step from each death to the next exceeds the median."""
+    @property
+    def restarts(self) -> int:
+        """How often steps were done again."""
+        steps = self._firsts()
+        return sum(after.step < before.step for before, after in zip(steps, steps[1:]))
+
+    def pauses(self, role: str = "") -> List[float]:
+        """By how much the longest step from each death to the next exceeds the median. `role`: of that one's alone."""
         ends, found = self._ends(), []
-        for number, (at, _) in enumerate(self.deaths):
+        for number, (at, who) in enumerate(self.deaths):
+            if not who.startswith(role):
+                continue
             until = self.deaths[number + 1][0] if number + 1 < len(self.deaths) else float("inf")
             around = [max((end for end in ends if end < at), default=at), *(end for end in ends if at <= end < until)]
             gaps = [after - before for before, after in zip(around, around[1:])]
@@ -66,12 +74,13 @@ class Story(NamedTuple):
         return found
 
     def _ends(self) -> List[float]:
-        """When the first of the workers was done with each step, or done with it again. They are one step apart at
+        return [one.at for one in self._firsts()]
+
+    def _firsts(self) -> List[Line]:
+        """Of the first of the workers that was done with each step, or done with it again. They are one step apart at
         most, so who is farther behind has started anew."""
-        ends: List[float] = []
-        last = None
+        found: List[Line] = []
         for one in self.lines:
-            if last is None or one.step > last or one.step < last - 1:
-                ends.append(one.at)
-                last = one.step
-        return ends
+            if not found or one.step > found[-1].step or one.step < found[-1].step - 1:
+                found.append(one)
+        return found

@@ -101,7 +101,7 @@ def _lacks_torchft() -> Optional[str]:
 
 
 _SAVED = ("--restarts", _ALWAYS, "--snapshot-dir", "FOLDER/snapshots", "--snapshot-every", str(SAVE_EVERY))
-_GOES_ON = ("--on-worker-loss", "continue", "--rejoin", "--worker-restarts", _ALWAYS)
+_GOES_ON = ("--on-worker-loss", "continue", "--rejoin", "--worker-restarts", _ALWAYS, "--on-server-loss", "continue")
 
 WAYS: Dict[str, Way] = {
     one.name: one
@@ -115,12 +115,12 @@ WAYS: Dict[str, Way] = {
 }
 
 
-def workers(mark: str) -> Dict[int, int]:
-    """Process ids of those that run now, by rank."""
+def alive(role: str, mark: str) -> Dict[int, int]:
+    """Process ids of those that run now, by rank. Of ways without P3 there are only workers."""
     found = {}
     for pid, variables in strike.marked(mark).items():
-        if variables.get("DMLC_ROLE") == "worker" and variables.get("P3_SECRET"):
-            found[int(variables["P3_RANK"])] = pid
-        elif RANK in variables and "LOCAL_RANK" in variables:
+        if variables.get("DMLC_ROLE") == role and variables.get("P3_SECRET"):
+            found[int(variables.get("P3_RANK", 0))] = pid
+        elif role == "worker" and RANK in variables and "LOCAL_RANK" in variables:
             found[int(variables[RANK])] = pid
     return found

@@ -1,4 +1,4 @@
-"""`p3 bench outages`: a worker of a real job dies, and another one joins."""
+"""`p3 bench outages`: processes of real jobs die. Another worker joins, or scheduler comes, or a server takes over."""
 
 import importlib.util
 import re
@@ -27,6 +27,20 @@ def test_deaths_take_throughput_and_are_drawn(capsys, tmp_path):
     told = rows(capsys.readouterr().out)
     assert list(told) == ["undisturbed", "continue"]
     assert [deaths for deaths, _ in told.values()] == [0, 1] and picture.stat().st_size > 0
+
+
+@needs_lab
+def test_each_kind_dies_in_turn(capsys, tmp_path):
+    picture = tmp_path / "outages.svg"
+    roles = ["worker", "server", "scheduler"]
+    more = ["--kill", ",".join(roles), "--kills", "3", "--every", "4", "--ways", "continue", "--plot", str(picture)]
+    assert cli.main(["bench", "outages", *SMALL, "--steps", "50", "--calm", "10", *more]) == 0
+    out = capsys.readouterr().out
+    told = rows(out)
+    assert [deaths for deaths, _ in told.values()] == [0, 3], out
+    assert re.findall(r"^  ([a-z]+) +1 ", out, re.M) == roles, out
+    drawn = picture.read_text()
+    assert all(f"a {role} is killed" in drawn for role in roles)
 
 
 def test_what_is_not_installed_is_left_out():

@@ -22,7 +22,7 @@ def test_nothing_dies():
 def test_who_is_missing_does_no_steps_and_the_others_hardly_wait():
     rows = [(0.0, 0, ALL), (1.0, 1, ALL), (2.5, 2, (0,)), (3.5, 3, (0,)), (4.5, 4, ALL), (5.5, 5, ALL)]
     story = Story("continue", 2, lines(*rows), [(1.2, "worker 1")])
-    assert story.pauses() == [pytest.approx(0.5)]
+    assert story.pauses() == [pytest.approx(0.5)] and story.restarts == 0
     assert len(story.completions()) == 10
 
 
@@ -31,7 +31,14 @@ def test_what_is_done_again_counts_once_when_it_was_done_last():
     story = Story("restarts", 2, lines(*rows), [(3.5, "worker 0")])
     assert story.completions() == [0.0, 0.0, 13.0, 13.0, 14.0, 14.0, 15.0, 15.0]
     assert story.pauses() == [pytest.approx(9.0)]
-    assert story.rate == pytest.approx(7 / 15)
+    assert story.rate == pytest.approx(7 / 15) and story.restarts == 1
+
+
+def test_pauses_are_told_by_who_died():
+    rows = [(0.0, 0, ALL), (1.0, 1, ALL), (2.5, 2, (0,)), (3.5, 3, ALL), (5.0, 4, ALL), (6.0, 5, ALL), (7.0, 6, ALL)]
+    story = Story("continue", 2, lines(*rows), [(1.2, "worker 1"), (3.6, "server 0"), (5.5, "scheduler 0")])
+    assert story.pauses() == pytest.approx([0.5, 0.5, 0.0])
+    assert [story.pauses(role) for role in ("server", "scheduler")] == [pytest.approx([0.5]), pytest.approx([0.0])]
 
 
 def test_processes_that_start_do_not_count():
@@ -43,9 +50,11 @@ def test_a_picture_is_the_same_each_time(tmp_path):
     plot = pytest.importorskip("p3.measure.outages.plot")
     calm = Story("undisturbed", 2, lines(*((float(step), step, ALL) for step in range(20))), [])
     rows = [(float(step), step, ALL if step < 8 else (0,)) for step in range(20)]
-    stories = [calm, Story("continue", 2, lines(*rows), [(7.5, "worker 1")])]
+    stories = [calm, Story("continue", 2, lines(*rows), [(7.5, "worker 1"), (9.5, "server 0")])]
     for name in ("a.svg", "b.svg"):
         plot.save(stories, "a title", str(tmp_path / name))
     drawn = (tmp_path / "a.svg").read_bytes()
     assert drawn == (tmp_path / "b.svg").read_bytes()
     assert b"a title" in drawn and b"P3 goes on, others join: 69%" in drawn
+    signs = [b"a %s is killed" % role in drawn for role in (b"worker", b"server", b"scheduler")]
+    assert signs == [True, True, False]
