@@ -2,7 +2,7 @@
 
     sudo p3 bench deaths [--hosts 4] [--rate 200] [--model vgg19] [--compute 4.0] [--kills 5]
     sudo p3 bench deaths --kill worker [--how stop] [--seed 2]
-    sudo p3 bench deaths --kill server [--how stop] [--seed 2]
+    sudo p3 bench deaths --kill server [--how kill,stop] [--seed 1,2,3]
 
 A job of the replay (docs/replay.md) runs under `p3 run` on hosts of a lab, and now and then, at a random moment, a
 process of it dies.
@@ -22,13 +22,14 @@ of a loss is by how much the longest iteration in which a server was missed, or 
 those that follow until the next loss: with fewer servers, iterations are longer.
 
 `--how stop` freezes workers or servers instead, which then fall silent. All workers who are left must have the same
-weights.
+weights. Of several ways and seeds each pair is a run, and at the end there is a table of all pauses.
 
 Close other programs first.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -52,6 +53,7 @@ from p3.measure.replay import models
 
 _PATIENCE_S = 600.0
 _PAST = {"kill": "killed", "stop": "stopped"}
+_HEAD = "| | losses | pause, s: median | least | greatest | missed for, s: median | greatest |"
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 Span = Tuple[float, float]
@@ -88,8 +90,8 @@ _KINDS = {
 def main(arguments: Sequence[str]) -> int:
     parser = given.parser("deaths", __doc__)
     parser.add_argument("--kill", choices=tuple(_KINDS), default="scheduler", help="(default %(default)s)")
-    parser.add_argument("--how", choices=tuple(_SIGNALS), default="kill",
-                        help="workers and servers: SIGKILL, or SIGSTOP (default %(default)s)")
+    parser.add_argument("--how", type=given.names_among(tuple(_SIGNALS)), default=["kill"], metavar="kill[,stop]",
+                        help="workers and servers: SIGKILL, or SIGSTOP (default kill)")  # fmt: skip
     parser.add_argument("--hosts", type=given.number(1, 64, int), default=4, metavar="N", help="(default %(default)s)")
     parser.add_argument("--rate", type=float, default=200.0, metavar="MBIT", help="of each link (default %(default)g)")
     parser.add_argument("--model", choices=models.NAMES, default="vgg19", help="(default %(default)s)")
@@ -101,17 +103,29 @@ def main(arguments: Sequence[str]) -> int:
                         help="with PyTorch or MXNet (default %(default)s)")
     parser.add_argument("--kills", type=given.number(1, 1000, int), metavar="N",
                         help="of schedulers (default 5), or of others (default: all but one)")
-    parser.add_argument("--seed", type=given.number(0, 1 << 30, int), default=1, metavar="N",
-                        help="of the moments, and of the order (default %(default)s)")
+    parser.add_argument("--seed", type=given.list_of(given.number(0, 1 << 30, int)), default=[1], metavar="N[,N]",
+                        help="of the moments, and of the order (default 1)")  # fmt: skip
     options = parser.parse_args(arguments)
-    come_back, kind = options.kill == "scheduler", _KINDS[options.kill]
+    come_back = options.kill == "scheduler"
     if options.kills is None:
         options.kills = 5 if come_back else options.hosts - 1
     if not come_back and not 1 <= options.kills < options.hosts:
         parser.error("one %s has to be left, and one to be lost: --kills %d, --hosts %d" % (
             options.kill, options.kills, options.hosts))  # fmt: skip
-    if options.how != "kill" and come_back:
-        parser.error(f"--how {options.how} is for --kill worker and --kill server")
+    if options.how != ["kill"] and come_back:
+        parser.error(f"--how {','.join(options.how)} is for --kill worker and --kill server")
+    runs, rows = [(how, seed) for how in options.how for seed in options.seed], []
+    for how, seed in runs:
+        row = _run(argparse.Namespace(**{**vars(options), "how": how, "seed": seed}))
+        rows.append(f"| {_PAST[how]}, seed {seed} | {row}")
+    if len(runs) > 1 and not come_back:
+        print("\n".join([_HEAD, "|---" * (_HEAD.count("|") - 1) + "|", *rows]))
+    return 0
+
+
+def _run(options: argparse.Namespace) -> str:
+    """Says what came of one run; what of that is in a table of several."""
+    come_back, kind = options.kill == "scheduler", _KINDS[options.kill]
     with hosts.lab(1 + options.hosts, options.rate) as lab:
         iterations, deaths = measure(lab, options)
     absences = [death.span for death in deaths]
@@ -123,17 +137,20 @@ def main(arguments: Sequence[str]) -> int:
         print("%-27s %6d %9.3f %8.3f %11.3f" % (
             what, len(seconds), statistics.median(seconds), min(seconds), max(seconds)
         ))  # fmt: skip
-    gone = [end - begin for begin, end in absences]
+    gone, row = [end - begin for begin, end in absences], ""
     if not come_back:
         pauses = [_pause_s(death, deaths, iterations) for death in deaths]
         for death, pause_s, gone_s in zip(deaths, pauses, gone):
             print(f"{death.victim}: a pause of {pause_s:.3f} s, missed for {gone_s:.2f} s")
         print("pauses, s: median %.3f, least %.3f, greatest %.3f" % (
             statistics.median(pauses), min(pauses), max(pauses)))  # fmt: skip
+        row = "%d | %.3f | %.3f | %.3f | %.2f | %.2f |" % (
+            len(deaths), statistics.median(pauses), min(pauses), max(pauses), statistics.median(gone), max(gone)
+        )  # fmt: skip
     else:
         print(f"the longest without one is {max(without) / statistics.median(others):.3f} of the median with one")
     print(f"seconds {kind.absence}: median {statistics.median(gone):.2f}, greatest {max(gone):.2f}")
-    return 0
+    return row
 
 
 def _is_any(span: Span, others: Sequence[Span]) -> bool:

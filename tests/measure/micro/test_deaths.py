@@ -33,13 +33,22 @@ def test_iterations_go_on_while_there_is_no_scheduler(capsys):
 @pytest.mark.parametrize("role", ["worker", "server"])
 def test_one_after_the_other_dies_until_one_is_left(role, capsys):
     out, counts = told(capsys, "--hosts", "3", "--kill", role)
-    assert f"resnet50, 3 hosts: 2 {role}s were killed" in out
+    assert "| losses" not in out and f"resnet50, 3 hosts: 2 {role}s were killed" in out
     found = [(int(rank), float(pause_s), float(missed_s)) for rank, pause_s, missed_s in re.findall(
         rf"^{role} (\d): a pause of (-?\d\.\d+) s, missed for (\d\.\d+) s$", out, re.MULTILINE)]  # fmt: skip
     assert len({rank for rank, _, _ in found}) == 2 and all(0.2 < missed_s < 5 for _, _, missed_s in found), out
     greatest = max(pause_s for _, pause_s, _ in found)
     assert "greatest %.3f\n" % greatest in out and greatest < 5, out
     assert counts["in which one was missed"] >= 2 + 1 and counts["with all who are left"] >= 5, out
+
+
+@needs_lab
+def test_of_several_runs_there_is_a_table(capsys):
+    out, _ = told(capsys, "--hosts", "2", "--kill", "server", "--how", "kill,stop", "--seed", "3")
+    row = r" 1 \| -?\d+\.\d+ \| -?\d+\.\d+ \| -?\d+\.\d+ \| \d+\.\d+ \| \d+\.\d+ \|$"
+    assert "2 hosts: 1 servers were stopped" in out
+    for how in ("killed", "stopped"):
+        assert re.search(rf"^\| {how}, seed 3 \|" + row, out, re.MULTILINE), out
 
 
 def test_the_pause_is_that_of_who_waits_longest():
