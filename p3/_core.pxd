@@ -202,6 +202,7 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
     cdef cppclass Worker:
         Worker(int, int, NodeOptions) except +raise_as_python
         void add_server(int, unique_ptr[Stream], string) except +raise_as_python
+        void add_heir(int, int) except +raise_as_python
         void add_local(int, unique_ptr[Stream], string) except +raise_as_python
         void add_watch(unique_ptr[Stream], string) except +raise_as_python
         void replace_watch(unique_ptr[Stream]) except +raise_as_python
@@ -283,6 +284,7 @@ cdef extern from "p3/server.h" namespace "p3" nogil:
         LostWorker lose_worker(int) except +raise_as_python
         void dismiss_worker(int) except +raise_as_python
         void inherit(int) except +raise_as_python
+        cbool awaits_claims() except +raise_as_python
         string admit_worker(int) except +raise_as_python
         void fill(int, const vector[Pushed]&, cbool) except +raise_as_python
         void replace_worker(int, unique_ptr[Stream]) except +raise_as_python

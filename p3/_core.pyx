@@ -349,6 +349,11 @@ cdef class P3Worker:
         """
         self.core.add_server(server, stream_of(fd, ring, True, released(tls)), label)
 
+    def add_heir(self, int lost, int heir):
+        """Before start(), behind add_server(heir): that one serves what `lost` did, which the job has lost before this
+        worker came."""
+        self.core.add_heir(lost, heir)
+
     def add_local(self, int worker, int fd, str label not None, *, ring=(), cbool made_ring=False):
         """As add_server, to another worker of this machine: its leader, or if this one leads each of the others.
 

@@ -107,6 +107,13 @@ cdef class P3Server:
         with nogil:
             self.running().inherit(lost)
 
+    def awaits_claims(self):
+        """Whether any worker is still to say what it has of a server that this one has inherited from."""
+        cdef cbool awaits
+        with nogil:
+            awaits = self.core.awaits_claims()
+        return awaits
+
     def admit_worker(self, int worker):
         """Takes dismiss_worker() back, for another process of that rank; why it cannot be, or ""."""
         cdef string problem

@@ -124,6 +124,8 @@ class Server {
   // key, and what was of it, the workers say (Worker::inherit). Keys that are defined later it has for both. Throws
   // Error(kUsage) if servers keep more of a key than sums.
   virtual void inherit(int lost) = 0;
+  // Whether any worker is still to say what it has of that: nobody is admitted before, as it has nothing to say.
+  virtual bool awaits_claims() = 0;
 
   // As Worker's. fail() tells every worker through its van.
   virtual void fail(const Error& error) = 0;

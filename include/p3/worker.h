@@ -73,6 +73,8 @@ class Worker {
 
   // Before start(): a stream to a server, authenticated at both ends.
   void add_server(int server, std::unique_ptr<Stream> stream, std::string label);
+  // With NodeOptions::outlives_servers, behind add_server(heir): of a job that has lost that server before this worker came.
+  void add_heir(int lost, int heir);
   // Before start(): a stream to the scheduler, which carries nothing but heartbeats.
   void add_watch(std::unique_ptr<Stream> stream, std::string label);
   // With NodeOptions::outlives_scheduler, after start(): a stream to the scheduler that has taken the former one's place.

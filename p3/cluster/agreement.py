@@ -236,8 +236,10 @@ class Agreement:
     def servers_lost(self) -> int:
         return self._heirs.lost
 
-    def serves(self, server: Node) -> bool:
-        return self._heirs.is_alive(server)
+    @property
+    def heirs(self) -> Heirs:
+        """To be asked, not to be told anything."""
+        return self._heirs
 
     def _on_inherited(self, node: Node, message: dict) -> Sent:
         return self._heirs.on_inherited(node, message)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Callable, Dict, Optional
+from typing import Callable, Dict, Optional, Set
 
 from p3.cluster.agreement import Agreement, Sent
 from p3.cluster.entrants import Entrants
@@ -36,10 +36,12 @@ class _Candidate:
 
     def __init__(self, entry: Entry) -> None:
         self.rank: Optional[int] = entry.join["rank"]  # that it wants; None: any
+        self.refusal = ""
         self.place: asyncio.Future = asyncio.get_running_loop().create_future()  # the Node that it is to be
         self._entry, self._told = entry, ""
 
     def refuse(self, why: str) -> None:
+        self.refusal = why
         if not self.place.done():
             self.place.set_exception(RendezvousError(why))
 
@@ -76,7 +78,7 @@ class Entrances:
         self._entrants = Entrants(agreement, roster.nodes("worker"), roster.nodes("server"))
         self._candidates: Dict[Node, _Candidate] = {}  # of those on the way
         self._deadlines: Dict[Node, asyncio.TimerHandle] = {}  # of those on trial
-        self._closed = ""  # why nobody enters any more
+        self._to_expel: Set[Node] = set()  # of those on trial, by a scheduler that may not have lived to do it
 
     # Who waits
 
@@ -101,8 +103,8 @@ class Entrances:
             raise RendezvousError("%s has not joined the job: %s has ended"
                                   % (entry, "it" if self._end.done() else "the process"))  # fmt: skip
         node, mark = candidate.place.result(), self._agreement.mark
-        if mark is None or self._closed:
-            why = self._closed or _NOBODY_LEFT
+        if mark is None or candidate.refusal:
+            why = candidate.refusal or _NOBODY_LEFT
             self._drop(node, why)
             raise RendezvousError("%s has not joined the job: %s" % (entry, why))
         entry.catches_up = True
@@ -119,8 +121,6 @@ class Entrances:
     def _candidate(self, entry: Entry) -> _Candidate:
         """RendezvousError if it can never enter."""
         join, label = entry.join, label_of(entry.join)
-        if self._closed:
-            raise RendezvousError("%s cannot join the job: %s" % (label, self._closed))
         if not self._settings.goes_on_without:
             raise RendezvousError("%s wants to join the job, which does not go on without lost workers: "
                                   "--on-worker-loss continue, P3_ON_WORKER_LOSS" % label)  # fmt: skip
@@ -137,6 +137,8 @@ class Entrances:
             return "all %d places are taken (--max-workers, P3_MAX_WORKERS)" % len(self._roster.nodes("worker"))
         if candidate.rank is not None and candidate.rank not in free:
             return "worker %d is there" % candidate.rank
+        if not self._entrants.may_enter:
+            return "a server is lost, and another one takes over from it first"
         return "the others did not call members(round) yet, as p3.torch.members(epoch) before each epoch"
 
     def _tell_why(self) -> None:
@@ -164,13 +166,15 @@ class Entrances:
         self._tell_why()
         if self._agreement.mark is None:
             return self._expel_ready()
-        while self._entrants.next_in is not None and not self._closed:
+        while self._entrants.may_enter and self._entrants.next_in is not None:
             entry = self._roster.by_node[self._entrants.next_in]
+            if entry.gone:  # and departs in a moment
+                break
             self._decide(entry.node, {"kind": "entered", "join": entry.join})
         if self._agreement.mark.problem:
             for candidate in self._entrants.waiting:
                 candidate.refuse("nobody can join this job: %s" % self._agreement.mark.problem)
-        for candidate, node in [] if self._closed else self._entrants.choose():
+        for candidate, node in self._entrants.choose():
             self._entrants.waiting.remove(candidate)
             self._candidates[node] = candidate
             self._decide(node, {"kind": "admit"})
@@ -178,19 +182,18 @@ class Entrances:
         if self._entrants.lets_mark_end:
             self._decide(self._roster.nodes("worker")[0], {"kind": "pass"})
 
-    def close(self, server: Node) -> None:
-        """A server is lost, to which whoever enters would have to connect; and whoever is on trial lacks values of keys
-        that the others claim from its heir."""
-        self._closed = "%s is lost, and nobody can join a job behind that" % (server,)
-        for candidate in self._entrants.waiting:
-            candidate.refuse(self._closed)
+    def lose_server(self, server: Node) -> None:
+        """Whoever is on the way would have to connect to it; and whoever is on trial lacks values of keys that the
+        others claim to its heir. They depart. Who waits enters when all know of the heir."""
+        why = "%s was lost meanwhile; who starts it again may join" % (server,)
         for node in self._entrants.on_the_way:
-            if self._entrants.is_awaited(node, server):
-                self.on_admitted(server, {"kind": "admitted", "rank": node.rank, "problem": self._closed})
-            elif self._roster.by_node[node].catches_up:
-                self.expel(self._roster.by_node[node], "%s: %s" % (self._label, self._closed))
-            elif node in self._candidates:
-                self._candidates[node].refuse(self._closed)
+            if node in self._candidates:
+                self._candidates[node].refuse(why)
+            if self._roster.by_node[node].catches_up:
+                self.expel(self._roster.by_node[node], "%s: %s" % (self._label, why))
+            elif self._entrants.is_awaited(node, server):
+                self.on_admitted(server, {"kind": "admitted", "rank": node.rank, "problem": why})
+        self._to_expel.update(self._entrants.on_trial)
         if not self.replays:
             self._expel_on_trial()
 
@@ -231,10 +234,10 @@ class Entrances:
 
     def _expel_on_trial(self) -> None:
         """Behind the loss of a server. They hear of no heir."""
-        text = "%s: %s has joined the job, and a server was lost before its first call of members(): %s"
-        for node in self._entrants.on_trial:
+        text = "%s: %s has joined the job, and a server was lost before its first members(); started again, it may join"
+        for node in sorted(self._to_expel):
             entry = self._roster.by_node[node]
-            self.expel(entry, text % (self._label, entry, self._closed))
+            self.expel(entry, text % (self._label, entry))
 
     def apply(self, node: Node, decision: dict) -> None:
         """One of DECISIONS, which is in the journal."""
@@ -316,6 +319,7 @@ class Entrances:
     def drop(self, node: Node) -> bool:
         """It has departed. True if it was on the way, and so none of the job yet."""
         self._end_deadline(node)
+        self._to_expel.discard(node)
         return self._entrants.drop(node)
 
     def go_on(self) -> None:
@@ -324,8 +328,7 @@ class Entrances:
         for node in self._entrants.on_the_way:
             if self._entrants.is_answered(node):  # else the last answer is still to come
                 self._drop(node, _WITH_SCHEDULER)
-        if self._closed:  # of whom that one has not yet written down that they are gone
-            self._expel_on_trial()
+        self._expel_on_trial()  # of whom that one has not yet written down that they are gone
         self.consider()
 
 

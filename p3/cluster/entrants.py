@@ -22,7 +22,7 @@ from p3.errors import ProtocolError
 
 
 class _Admission:
-    """Of one that is on the way at the mark."""
+    """Of one that is on the way at the mark. `servers`: that are alive."""
 
     def __init__(self, servers: Sequence[Node]) -> None:
         self.unheard: Set[Node] = set(servers)
@@ -56,10 +56,15 @@ class Entrants:
         # Who is on the way may be so since the mark before, if all have gone that waited there.
         return [rank for rank in self._agreement.vacant if self._of_rank[rank] not in self._admissions]
 
+    @property
+    def may_enter(self) -> bool:
+        """False: a server is lost, and not all know yet who serves what it did."""
+        return self._agreement.heirs.are_known
+
     def choose(self) -> List[Tuple[object, Node]]:
         """Once at each mark: who of those who wait enters, and as whom."""
         mark = self._agreement.mark
-        if mark is None or mark.problem or mark.number == self._chosen_at:
+        if mark is None or mark.problem or mark.number == self._chosen_at or not self.may_enter:
             return []
         free, chosen = self.free, []
         for one in sorted(self.waiting, key=lambda one: one.rank is None):  # those that want just one come first
@@ -70,9 +75,10 @@ class Entrants:
         return chosen
 
     def admit(self, node: Node) -> Sent:
-        self._admissions[node] = _Admission(self._servers)
+        servers = [one for one in self._servers if self._agreement.heirs.is_alive(one)]
+        self._admissions[node] = _Admission(servers)
         self._chosen_at = self._agreement.mark.number
-        return [(server, {"kind": "admit", "rank": node.rank}) for server in self._servers]
+        return [(server, {"kind": "admit", "rank": node.rank}) for server in servers]
 
     def on_admitted(self, server: Node, message: dict) -> Optional[Outcome]:
         """The outcome, when all servers have answered."""

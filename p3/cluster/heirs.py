@@ -8,7 +8,7 @@ has the rest.
 
 from __future__ import annotations
 
-from typing import List, Sequence, Set, Tuple
+from typing import List, Optional, Sequence, Set, Tuple
 
 from p3.cluster.node import Node
 from p3.errors import DisagreementError, ProtocolError
@@ -40,6 +40,15 @@ class Heirs:
 
     def is_alive(self, server: Node) -> bool:
         return server in self._alive
+
+    @property
+    def are_known(self) -> bool:
+        """The workers have been told of all."""
+        return not self._estates
+
+    def heir_of(self, server: Node) -> Optional[Node]:
+        """Who serves what a lost server did, as the workers have been told; None: it is alive."""
+        return None if self.is_alive(server) else self._serves[server.rank]
 
     def lose(self, server: Node) -> Sent:
         """What follows. DisagreementError if no other one is left."""

@@ -131,7 +131,7 @@ _PLAN = {
 }  # fmt: skip
 # Of a key that is cut anew while the job rests: the plan before, and the last round that went by it.
 _RECUT = {**_PLAN, "predecessor": _int, "round": _int}
-_SERVER = _object({"host": _str, "port": _int, "local": _str, "machine": _str})
+_SERVER = _object({"host": _str, "port": _int, "local": _str, "machine": _str, "heir": _or_none(_int)})
 _WORKER = _object({"host": _str, "local": _str, "machine": _str})
 
 # What a process tells of itself while somebody watches; totals are since it began, `at_s` by its own clock.
@@ -268,6 +268,7 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     "noted": {"count": _int},  # the same, now and then
     # Right behind it, by rank; of workers all that there may be, null for a place that no process has had. The job has
     # begun with so many.
+    # `heir`: of a server that is lost, who serves what it did; None: it is there.
     "nodes": {"servers": _list_of(_SERVER), "workers": _list_of(_or_none(_WORKER)), "began_with": _int},
     "waits": {"text": _str},  # to a process that wants to enter a running job: why it still waits
     "start": {},

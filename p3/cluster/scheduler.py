@@ -317,6 +317,9 @@ class Scheduler:
 
         workers = told("worker", "host", "local", "machine")
         servers = told("server", "host", "port", "local", "machine")
+        for server, node in zip(servers, self._roster.nodes("server")):
+            heir = self._agreement.heirs.heir_of(node)
+            server["heir"] = None if heir is None else heir.rank
         return {"kind": "nodes", "servers": servers, "workers": workers, "began_with": self._settings.num_workers}
 
     def _on_message(self, entry: Entry, message: dict) -> None:
@@ -642,8 +645,8 @@ class Scheduler:
         if not self._is_replaying:
             log.warning("%s Another server takes over from it.", text)
         self._report({"state": "server_departed", "server": entry.node.rank})
-        self._entrances.close(entry.node)
-        self._tell(told)
+        self._tell(told)  # first, as one that replays it: whose departures then follow are written down behind it
+        self._entrances.lose_server(entry.node)
         self._end_behind_the_last()
 
     def _end_behind_the_last(self) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import sys
 import time
-from typing import Dict, Optional
+from typing import Callable, Dict, List, Optional
 
 from p3._core import P3Error, P3Server
 from p3.cluster.connections.channel import cancel
@@ -33,6 +33,7 @@ from p3.trace.recording import Recording, fd_of
 log = logging.getLogger("p3.server")
 
 _LOOK_S = 0.5
+_CLAIMS_S = 0.005
 DROP_AGAIN_S = 0.002  # all that a store has sent has arrived, and the sender's thread is about to hear of it
 
 
@@ -193,6 +194,9 @@ async def _follow(member: Member, core: P3Server, lost_workers: Optional[LostWor
                 if message["kind"] == "report":
                     tell_how_it_is()
                     continue
+                if message["kind"] == "admit":
+                    lost_workers.admit(message["rank"], member.send)
+                    continue
                 answer = lost_workers.apply(message) if lost_workers is not None else None
                 if answer is None:
                     answer = apply(core, message, only_sums=settings.outlives_servers)
@@ -232,6 +236,7 @@ class LostWorkers:
     def __init__(self, core: P3Server, door: DoorStep, settings: Settings, label: str) -> None:
         self._core = core
         self._awaited: Dict[int, object] = {}  # ranks that may come in, as admit_workers has them
+        self._to_admit: List[int] = []  # of which the scheduler has not heard
         self._admitting = asyncio.ensure_future(
             admit_workers(
                 door, settings.job_secret(), label, self._awaited, self._let_in, settings=settings, pace_s=PACE_S
@@ -239,16 +244,11 @@ class LostWorkers:
         )
 
     def apply(self, message: dict) -> Optional[dict]:
-        """Applies a `lost`, `fill` or `admit` message, and returns the answer; None for any other message.
+        """Applies a `lost` or `fill` message, and returns the answer; None for any other message.
         ValueError if it makes no sense."""
         rank = message.get("rank")
         if message["kind"] == "departed":  # which apply() then does
             self._awaited.pop(rank, None)
-        if message["kind"] == "admit":
-            problem = self._core.admit_worker(rank)
-            if not problem:
-                self._awaited[rank] = object()
-            return {"kind": "admitted", "rank": rank, "problem": sendable(problem)}
         if message["kind"] == "lost":
             self._awaited.pop(rank, None)
             problem, pushed = self._core.lose_worker(rank)
@@ -259,6 +259,26 @@ class LostWorkers:
                 self._awaited[rank] = object()
                 return {"kind": "filled", "rank": rank}
         return None
+
+    def admit(self, rank: int, tell: Callable[[dict], None]) -> None:
+        """Tells what became of an `admit` message, once all workers have said what they have of a lost server; in the
+        order of the messages, in which all servers have the workers."""
+        self._to_admit.append(rank)
+        if len(self._to_admit) == 1:
+            self._admit_next(tell)
+
+    def _admit_next(self, tell: Callable[[dict], None]) -> None:
+        try:
+            while self._to_admit and not self._core.awaits_claims():
+                rank = self._to_admit.pop(0)
+                problem = self._core.admit_worker(rank)
+                if not problem:
+                    self._awaited[rank] = object()
+                tell({"kind": "admitted", "rank": rank, "problem": sendable(problem)})
+        except P3Error:  # the core has failed, and tells everybody
+            return
+        if self._to_admit:
+            asyncio.get_running_loop().call_later(_CLAIMS_S, self._admit_next, tell)
 
     def _let_in(self, rank: int, van: Van) -> None:
         try:

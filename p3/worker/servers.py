@@ -17,7 +17,7 @@ class Servers:
 
     def __init__(self, session, link: Link) -> None:
         self._session, self._link = session, link
-        self.lost = 0  # so many are, as this worker has heard by now
+        self.lost = link.servers_lost  # so many are, as this worker has heard by now
         session.handle("server_departed", self._on_departed)
 
     def _on_departed(self, message: dict) -> Callable[[], None]:

@@ -234,6 +234,12 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     });
   }
 
+  bool awaits_claims() override {
+    bool awaits = false;
+    transport_.run_in_receiver([&] { awaits = !open_shards().empty(); });
+    return awaits;
+  }
+
   // Of a key that all workers have released, of which this one had not heard when it sent that.
   void* receive_vain_claim(int van, const Header& header) {
     vans_[index_of(van)].receiving = nullptr;

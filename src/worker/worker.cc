@@ -63,6 +63,14 @@ void Worker::add_server(int server, std::unique_ptr<Stream> stream, std::string 
   impl_->van_of_server_[static_cast<size_t>(server)] = van;
 }
 
+void Worker::add_heir(int lost, int heir) {
+  impl_->check_server(lost);
+  impl_->check_server(heir);
+  if (!impl_->outlives_servers) impl_->refuse_call("it was not told to outlive servers");
+  if (impl_->van_of_server(heir) < 0) impl_->refuse_call("no connection to server " + std::to_string(heir));
+  impl_->van_of_server_[static_cast<size_t>(lost)] = impl_->van_of_server(heir);
+}
+
 void Worker::add_watch(std::unique_ptr<Stream> stream, std::string label) {
   impl_->add_van(std::move(stream), std::move(label));
 }

@@ -45,7 +45,7 @@ EXAMPLES = {
     "state": "joined",
     "reduction": "average",
     "update": "steps",
-    "servers": [{"host": "10.0.0.8", "port": 7, "local": "p3-x", "machine": "m"}],
+    "servers": [{"host": "10.0.0.8", "port": 7, "local": "p3-x", "machine": "m", "heir": 0}],
     "cut keys": [CUT],
     "cut keys of stores": [dict(CUT, store=0, name="w")],
 }

@@ -121,6 +121,8 @@ class ClusterLink(Link):
         self.rejoined, self.entered = member.rejoined, member.entered
         self.num_workers, self.places = member.began_with, len(member.workers)
         self.num_servers = len(member.servers)
+        heirs = {rank: one["heir"] for rank, one in enumerate(member.servers) if one["heir"] is not None}
+        self.servers_lost = len(heirs)
         self.placement = member.placement
         machines = self.placement.workers
         neighbours = [rank for rank, machine in enumerate(machines) if machine == machines[self.node.rank]]
@@ -147,9 +149,13 @@ class ClusterLink(Link):
             await self._open_local_vans(member.door, secret, neighbours)
             member.close_door()
         for rank, address in enumerate(member.servers):
+            if rank in heirs:
+                continue
             server = Node("server", rank, address["host"])
             van = await connect(settings, secret, self.node, server, address)
             self.core.add_server(rank, van.socket.detach(), str(server), ring=van.ring, tls=van.tls)
+        for lost, heir in heirs.items():
+            self.core.add_heir(lost, heir)
         watch = await member.open_watch()
         self.core.add_watch(watch.socket.detach(), "the scheduler (%s)" % settings.root_host, tls=watch.tls)
 

@@ -24,6 +24,7 @@ class Link(ABC):
     num_workers: int  # with which the job has begun
     places: int  # how many there may be at once
     num_servers: int
+    servers_lost: int  # of these, before this worker came
     local_rank: int  # among the workers of this machine, by rank
     local_size: int  # how many they are
     placement: Placement

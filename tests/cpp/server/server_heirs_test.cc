@@ -228,6 +228,29 @@ TEST_P(Heirs, WaitForNoWorkerThatIsLost) {
   EXPECT_EQ(job.receive(2, 4), Floats({7, 7}));
 }
 
+TEST_P(Heirs, HaveWhoIsAdmittedBehindAllClaims) {
+  ServerOptions made = with();
+  made.outlives_workers = true;
+  made.local_aggregation = false;
+  HeirsJob job(2, std::move(made));
+  job.define();
+  job.server.dismiss_worker(1);
+  EXPECT_FALSE(job.server.awaits_claims());
+  job.server.inherit(kLost);
+  EXPECT_TRUE(job.server.awaits_claims());
+  job.claim(0, 3, {1, 2});
+  EXPECT_TRUE(eventually([&] { return !job.server.awaits_claims(); }));
+  EXPECT_EQ(job.server.admit_worker(1), "");
+  const auto [ours, its] = unix_pair();
+  job.workers[1] = RawPeer(ours);
+  job.server.replace_worker(1, stream_of(its));
+  job.peer(1).send(HeirsJob::header(FrameKind::kInit, 0, 0));
+  EXPECT_EQ(job.receive(1, 3), Floats({1, 2}));
+  job.push(0, 4, {1, 1});
+  job.push(1, 4, {2, 2});
+  for (int worker : {0, 1}) EXPECT_EQ(job.receive(worker, 4), Floats({3, 3}));
+}
+
 TEST_P(Heirs, TellTheNormOfWhatWasSummedBeforeAndHere) {
   HeirsJob job(2, with());
   job.define_norm();

@@ -248,8 +248,34 @@ TEST(WorkerHeirs, HearOfKeysThatNothingHasComeOf) {
   job.must_claim_nothing_more();
 }
 
+TEST(WorkerHeirs, HaveWhatIsOfAServerThatWasLostBeforeTheWorkerCame) {
+  const auto [ours, its] = unix_pair();
+  RawPeer heir(ours);
+  Results results;
+  Worker worker(0, 2, TwoServers::options(true));
+  EXPECT_THROW(worker.add_heir(0, 1), Error);  // to which there is no connection yet
+  worker.add_server(1, stream_of(its), "server 1 (there)");
+  worker.add_heir(0, 1);
+  worker.start();
+  const int key = worker.declare("key", 4, DType::kFloat32, {});
+  KeyPlan plan = plan_of(7, 4);
+  plan.slice_elements = 2;
+  worker.agree(key, plan);
+  Floats landing = {1, 2, 3, 4};
+  worker.init(key, landing.data(), landing.data(), 0, results.expect(0));
+  for (uint32_t slice : {0u, 1u}) {
+    const Header init = heir.must_receive();
+    EXPECT_EQ(init.slice, slice);
+    TwoServers::answer(heir, init, TwoServers::floats(heir));
+  }
+  EXPECT_TRUE(results.wait_for(1));
+  EXPECT_TRUE(worker.lost_servers().empty());
+}
+
 TEST(WorkerHeirs, AreOnlyThoseOfAWorkerThatIsToldSo) {
   TwoServers job(/*outlives=*/false);
+  Worker other(0, 2, TwoServers::options(false));
+  EXPECT_THROW(other.add_heir(0, 1), Error);
   EXPECT_THROW(job.worker.inherit(0, 1), Error);
   job.lost.close();
   ASSERT_TRUE(wait_readable(job.worker.event_fd()));
