@@ -1,7 +1,7 @@
 """Processes that enter in the place of workers that have departed, explored: workers run one program, in any order of
 their messages; some are lost anywhere, others come, at any moment and mostly not at a good one, and die on the way; and
-at any moment the scheduler is another one, which knows its predecessor's journal alone; and servers are lost. Whoever is
-left comes to the end of the program, all agree on who is there, and both schedulers have told the same."""
+at any moment the scheduler is another one, which knows its predecessor's journal alone; and servers are lost. Whoever
+is left comes to the end of the program, all agree on who is there, and both schedulers have told the same."""
 
 import hypothesis.strategies as st
 import pytest

@@ -1,5 +1,5 @@
-"""joining_behind.py STEPS FOLDER: workers of NumPy who apply sums themselves, in jobs that lose workers and servers; and
-others join. With P3_ON_WORKER_LOSS=continue and P3_ON_SERVER_LOSS=continue.
+"""joining_behind.py STEPS FOLDER: workers of NumPy who apply sums themselves, in jobs that lose workers and servers;
+and others join. With P3_ON_WORKER_LOSS=continue and P3_ON_SERVER_LOSS=continue.
 
 Gradients are small whole numbers that follow from rank and step, so all is exact. All agree on their members before
 every fifth step; before that they wait for a file "go-STEP" in FOLDER, and say so, and one that joins for "go-on". Each

@@ -17,13 +17,14 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Callable, List, Optional, Sequence
 
 import numpy as np
 
-from p3.measure.chaos.matrix import NUMPY, WORKERS, Cell, Victim
+from p3.measure.chaos.matrix import NUMPY, SERVERS, WORKERS, Cell, Victim
 from p3.measure.chaos.strike import MARK, find, strike
 from p3.measure.lab import network
 from p3.measure.workers.lines import digest
@@ -146,7 +147,9 @@ def train(
     has_snapshots = "P3_SNAPSHOT_DIR" in os.environ
     begun, state = session.resume() if has_snapshots or cell.rejoins else (0, None)
     history = list(state["history"]) if begun else []
-    session.set_optimizer(0, SGD)
+    own = Sums(state) if cell.servers_only_sum else None
+    if own is None:
+        session.set_optimizer(0, SGD)
     keys = [session.declare(f"w{index}", (ELEMENTS,), "float32") for index in range(KEYS)]
     landings = [np.zeros(ELEMENTS, np.float32) for _ in keys]
     firsts = [np.full(ELEMENTS, weights([], index), np.float32) for index in range(KEYS)]
@@ -156,11 +159,13 @@ def train(
         session.init(key, first if session.is_first else None, landing).wait(WAIT_S)
         if begun and has_snapshots:
             session.restore(key)
-    journal("begun", round=begun, **judged(cell, history, landings))
+    values = landings if own is None else own.values
+    journal("begun", round=begun, **judged(cell, history, values))
     members = range(session.num_workers)
     for number in range(begun + 1, rounds + 1):
         if cell.rejoins:
-            members = all_members(session, number - 1, history)
+            given = {} if own is None else own.state()
+            members = all_members(session, number - 1, {"history": list(history), **given})
         gradients = [np.full(ELEMENTS, gradient(session.rank, number, index), np.float32) for index in range(KEYS)]
         if blow is not None:
             blow.before_round(session)
@@ -173,8 +178,10 @@ def train(
             operations.append(session.pushpull(key, pushed, landing, priority=-index, lr=1.0))
         for operation in operations:
             operation.wait(WAIT_S)
+        if own is not None:
+            own.apply(landings)
         history.append(list(members))
-        journal("round", round=number, **judged(cell, history, landings))
+        journal("round", round=number, **judged(cell, history, values))
         if has_snapshots:
             session.snapshot(number, keys, {"round": number, "history": history})
             if blow is not None and blow.in_snapshot(number):
@@ -183,11 +190,47 @@ def train(
             alone(number)
 
 
-def all_members(session: Session, number: int, history: History) -> List[int]:
+class Sums:
+    """What a worker makes of sums that servers do not apply."""
+
+    def __init__(self, state: Optional[dict]) -> None:
+        """`state`: of a process that has joined."""
+        given = state or {}
+        begin = ([np.full(ELEMENTS, weights([], index), np.float32) for index in range(KEYS)],
+                 [np.zeros(ELEMENTS, np.float32) for _ in range(KEYS)])  # fmt: skip
+        self.values, self._momenta = ([one.copy() for one in given.get(name, first)]
+                                      for name, first in zip(("values", "momenta"), begin))  # fmt: skip
+
+    def apply(self, sums: list) -> None:
+        for value, momentum, gradients in zip(self.values, self._momenta, sums):
+            momentum *= np.float32(SGD["momentum"])
+            momentum -= gradients
+            value += momentum
+
+    def state(self) -> dict:
+        return {"values": list(self.values), "momenta": list(self._momenta)}
+
+
+def strike_a_server(cell: Cell, options: argparse.Namespace) -> None:
+    """In a thread: within 3 s of the blow, wherever the process that is to join is by then."""
+    drawn = random.Random(options.seed)
+    victim, delay_s = Victim("server", drawn.randrange(SERVERS)), drawn.uniform(0, 3)
+    pid, struck = find(victim, os.environ[MARK]), Path(options.folder, "struck")
+
+    def follow() -> None:
+        while not struck.exists():
+            time.sleep(0.001)
+        time.sleep(delay_s)
+        os.kill(pid, signal.SIGKILL)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+def all_members(session: Session, number: int, state: dict) -> List[int]:
     """At this mark, when another process has joined in the place of one that is lost."""
     deadline = time.monotonic() + WAIT_S
     while True:
-        members = session.agree_on_members(number, {"history": list(history)})
+        members = session.agree_on_members(number, state)
         if len(members) == session.num_workers or time.monotonic() > deadline:
             return list(members)
         time.sleep(0.05)
@@ -263,6 +306,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
         Victim(options.role, options.rank), options.fault, options.moment, options.training, options.departs_by
     )
     blow = Blow(cell, options, journal) if strikes else None
+    if cell.loses_server_too and rank == (cell.victim.rank + 1) % cell.workers:
+        strike_a_server(cell, options)
     if blow is not None:
         blow.find_victim()
         if options.moment == "rendezvous":

@@ -19,6 +19,10 @@ FAULTS = {
     "depart": "a worker of three is struck under `p3 run --on-worker-loss continue`: the others train on without it",
     "rejoin": "SIGKILL of a worker of three under `p3 run --on-worker-loss continue --rejoin`: another process joins "
     "in its place",
+    "inherit": "SIGKILL of a server under `p3 run --on-server-loss continue`, where workers apply what it would: "
+    "another one takes over",
+    "inherit-sums": "the same where servers only sum",
+    "rejoin-heir": "the same as rejoin, with `--on-server-loss continue`, and within 3 s a server is killed, too",
 }
 MOMENTS = {
     "rendezvous": "before the job is complete",
@@ -51,8 +55,10 @@ TRAININGS = {
 
 
 COMES_BACK = ("restart", "gone", "back")
-DEPARTS = ("depart", "rejoin")
-GOES_ON = (*COMES_BACK, "replace", *DEPARTS)  # and so ends as it would have
+REJOINS = ("rejoin", "rejoin-heir")
+DEPARTS = ("depart", *REJOINS)
+INHERITS = ("inherit", "inherit-sums")
+GOES_ON = (*COMES_BACK, "replace", *DEPARTS, *INHERITS)  # and so ends as it would have
 
 
 class Course(NamedTuple):
@@ -92,7 +98,20 @@ class Cell(NamedTuple):
     @property
     def rejoins(self) -> bool:
         """In its place, another process."""
-        return self.fault == "rejoin"
+        return self.fault in REJOINS
+
+    @property
+    def outlives_servers(self) -> bool:
+        return self.loses_server_too or self.fault in INHERITS
+
+    @property
+    def loses_server_too(self) -> bool:
+        """While another process joins, or before that, or behind it."""
+        return self.fault == "rejoin-heir"
+
+    @property
+    def servers_only_sum(self) -> bool:
+        return self.loses_server_too or self.fault == "inherit-sums"
 
     @property
     def blow(self) -> str:
@@ -180,6 +199,8 @@ def _is_possible(cell: Cell) -> bool:
     if cell.loses_machine:  # with another number of workers, only NumPy's job knows the weights; one machine is as good
         is_later = cell.moment in ("mid-push", "mid-broadcast", "snapshot")
         return cell.training == NUMPY and cell.victim == Victim("worker", 1) and is_later
+    if cell.fault in INHERITS:  # a job that has not begun ends
+        return cell.training == NUMPY and cell.victim.role == "server" and cell.moment != "rendezvous"
     if cell.rejoins:  # what the job may have trained is known where it was struck in the midst of a round
         is_later = cell.moment in ("first-round", "mid-push", "mid-broadcast")
         return cell.training == NUMPY and cell.victim.role == "worker" and is_later

@@ -6,7 +6,7 @@ import statistics
 from typing import Dict, List, Optional
 
 from p3.measure.chaos.matrix import (
-    BLOWS, COMES_BACK, DEPARTS, FAULTS, GOES_ON, MOMENTS, NUMPY, ROLES, TRAININGS, is_outlived,
+    BLOWS, COMES_BACK, DEPARTS, FAULTS, GOES_ON, INHERITS, MOMENTS, NUMPY, REJOINS, ROLES, TRAININGS, is_outlived,
 )  # fmt: skip
 
 _UNTIL_ON = "until each survivor had ended the round under way, or the job"
@@ -46,7 +46,9 @@ def _summary(records: List[dict]) -> str:
         f"| a worker departed, and the others went on with the right weights | {count('departed')} of"
         f" {sum(r['fault'] == 'depart' for r in struck)} |",
         f"| another process joined in a lost worker's place, and the weights were right | {count('rejoined')} of"
-        f" {sum(r['fault'] == 'rejoin' for r in struck)} |",
+        f" {sum(r['fault'] in REJOINS for r in struck)} |",
+        f"| another server took over from a lost one, and the weights were right | {count('inherited')} of"
+        f" {sum(r['fault'] in INHERITS for r in struck)} |",
         f"| errors of survivors that named whom the fault hit | {sum(r['names_victim'] for r in struck)} of"
         f" {sum(len(r['errors']) for r in struck)} |",
         f"| errors that named a round, of jobs that had begun | {sum(r['names_round'] for r in running)} of"
@@ -64,7 +66,7 @@ def _table(fault: str, records: List[dict]) -> Optional[str]:
     if not chosen:
         return None
     by, columns = ("blow", BLOWS) if fault in DEPARTS else ("role", ROLES)
-    until = _UNTIL_ON if fault in DEPARTS else "to the last error"
+    until = _UNTIL_ON if fault in (*DEPARTS, *INHERITS) else "to the last error"
     lines = [
         f"**{fault}** ({FAULTS[fault]}): seconds from the fault {until}, and to the end of `p3 run`; median (most)",
         "",
@@ -99,7 +101,7 @@ def _cell(records: List[dict]) -> str:
     if not records:
         return ""
     parts = []
-    for name in ("on_s" if records[0]["fault"] in DEPARTS else "error_s", "end_s"):
+    for name in ("on_s" if records[0]["fault"] in (*DEPARTS, *INHERITS) else "error_s", "end_s"):
         seconds = [record[name] for record in records if record[name] is not None]
         parts.append("%.1f (%.1f)" % (statistics.median(seconds), max(seconds)) if seconds else "none")
     bad: Dict[str, int] = {what: sum(r["outcome"] == what for r in records) for what in BAD}

@@ -8,7 +8,9 @@ from lab_traces import needs_lab
 
 from p3 import cli
 from p3.measure.chaos import job, run, tables
-from p3.measure.chaos.matrix import BLOWS, FAULTS, MOMENTS, NUMPY, ROLES, TRAININGS, Cell, Victim, cells
+from p3.measure.chaos.matrix import (
+    BLOWS, DEPARTS, FAULTS, INHERITS, MOMENTS, NUMPY, ROLES, TRAININGS, Cell, Victim, cells,
+)  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("quick_imports")
 
@@ -26,7 +28,7 @@ def judged(role, rank, fault, moment, outcome="raised", training=NUMPY, departs_
 def test_the_matrix_has_every_fault_at_every_moment_for_every_role():
     all_cells = list(cells(ROLES, tuple(FAULTS), tuple(MOMENTS), tuple(TRAININGS)))
     found = {(cell.victim.role, cell.fault, cell.moment) for cell in all_cells if cell.training == NUMPY}
-    faults = [fault for fault in FAULTS if fault not in ("replace", "depart", "rejoin", "gone", "back")]
+    faults = [fault for fault in FAULTS if fault not in ("replace", *DEPARTS, *INHERITS, "gone", "back")]
     machines = {(role, fault) for role, fault, _ in found if fault in ("gone", "back")}
     assert machines == {("worker", "gone"), ("worker", "back")}
     found = {one for one in found if one[1] in faults}
@@ -104,6 +106,16 @@ def test_the_others_go_on_without_a_worker(rank, moment, departs_by):
 def test_another_process_joins_in_the_place_of_a_worker():
     record = judged("worker", 0, "rejoin", "mid-push", "rejoined")
     assert (record["code"], record["rounds"], record["begun"], record["errors"]) == (0, 6, 3, {}), record
+
+
+@pytest.mark.parametrize("fault, moment", [("inherit", "mid-push"), ("inherit-sums", "mid-broadcast")])
+def test_another_server_takes_over(fault, moment):
+    record = judged("server", 1, fault, moment, outcome="inherited")
+    assert record["on_s"] is not None and record["code"] == 0, record
+
+
+def test_another_process_joins_although_a_server_dies_meanwhile():
+    judged("worker", 1, "rejoin-heir", "mid-push", outcome="rejoined")
 
 
 def test_whoever_joins_takes_part_in_all_rounds_but_that_in_which_its_predecessor_was_lost():
