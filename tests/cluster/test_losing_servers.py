@@ -150,6 +150,18 @@ def test_mxnet_trains_on_with_the_same_bits(tmp_path, processes, undisturbed, op
     assert ended.err.count("the job goes on without it") == 2, ended
 
 
+@pytest.mark.parametrize("optimizer", ["", "adam"])
+def test_snapshots_of_mxnet_have_what_the_workers_keep(tmp_path, processes, undisturbed, optimizer):
+    pytest.importorskip("mxnet")
+    job = {"script": "mxnet_losing_servers.py"}
+    taking = ("--snapshot-dir", str(tmp_path / "snapshots"), "--snapshot-every", "5", *CONTINUE)
+    before = run(tmp_path, processes, *taking, **job, arguments=(optimizer,), P3S_DEATHS="1:7")
+    assert before.code == 0 and before.err.count("the job goes on without it") == 1, before
+    assert (tmp_path / "snapshots" / "round-000000000010").exists()
+    job["arguments"] = (optimizer, STEPS + 3)
+    assert digest(run(tmp_path, processes, *taking, **job)) == undisturbed(**job)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_values_and_states_have_the_bits_of_a_job_that_has_lost_no_server(tmp_path, processes, undisturbed, seed):
     deaths = death(random.Random(seed), UPDATING_SLICES - 150)

@@ -1,6 +1,6 @@
-"""mxnet_losing_servers.py OPTIMIZER: workers of Gluon whose servers die (struck.py), and who train on. Each prints a
-digest of its weights. The Trainer updates, by gradients that are clipped; or the store does by that optimizer, and its
-states are part of the digest."""
+"""mxnet_losing_servers.py OPTIMIZER [STEPS]: workers of Gluon whose servers die (struck.py), and who train on. Takes
+snapshots where the job does, and goes on from one. Each prints a digest of its weights. The Trainer updates, by
+gradients that are clipped; or the store does by that optimizer, and its states are part of the digest."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ from p3.worker.session import current
 STEPS, ROWS = 12, 8
 
 
-def main(optimizer):
+def main(optimizer, steps):
     kv = mx.kv.create("p3_sync")
     if not optimizer:
         kv.set_clipping()
@@ -29,14 +29,16 @@ def main(optimizer):
     trainer = gluon.Trainer(
         net.collect_params(), optimizer or "adam", numbers, kvstore=kv, update_on_kvstore=bool(optimizer)
     )
-    for step in range(STEPS):
+    first, _ = kv.resume(trainer=trainer)
+    for step in range(first, steps):
         mx.random.seed(100 * step + kv.rank)
         inputs, targets = mx.nd.random.normal(shape=(ROWS, 20)), mx.nd.random.normal(shape=(ROWS, 30))
         with mx.autograd.record():
             loss = ((net(inputs) - targets) ** 2).mean()
         loss.backward()
         trainer.step(kv.num_workers)
-        if step == 0:
+        kv.snapshot(step + 1, trainer=trainer)
+        if step == first:
             struck.begin(current())
     digest = hashlib.sha256()
     for _, parameter in sorted(net.collect_params().items()):
@@ -54,4 +56,4 @@ def main(optimizer):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "")
+    main(sys.argv[1] if len(sys.argv) > 1 else "", int(sys.argv[2]) if len(sys.argv) > 2 else STEPS)
