@@ -252,7 +252,7 @@ def test_ideal_schedule_is_never_faster(seed, release, clips):
 @pytest.mark.parametrize("release", models.RELEASES)
 def test_ideal_schedule_comes_near(name, hosts, within, release, clips):
     model, cluster, how = models.load(name), one_of_each(hosts, 200), {"release": release, "clips": clips}
-    ends = ends_of_iterations(model, 4.0, cluster, 7, slice_elements("auto", hosts), Overhead(), **how)
+    ends = ends_of_iterations(model, 4.0, cluster, 5, slice_elements("auto", hosts), Overhead(), **how)
     period = (ends[-1] - ends[2]) / (len(ends) - 3)
     assert period <= within * bound(model, 4.0, cluster, **how).seconds
 
