@@ -61,6 +61,13 @@ def quick_imports(monkeypatch):
 
 
 @pytest.fixture
+def forked_imports(quick_imports, monkeypatch):
+    """And those whose library a fork server has imported are forked there: in sessions of their own, so that nobody
+    finds what they use by the sessions of those that were started."""
+    monkeypatch.setenv("P3S_FORK_SERVERS", forked.environment()["P3S_FORK_SERVERS"])
+
+
+@pytest.fixture
 def start_job(tmp_path, processes):
     """start_job(script, workers, servers, ...) -> the Process of `p3 run`."""
 

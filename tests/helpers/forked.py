@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import functools
 import os
-import re
+import socket
 import subprocess
 import sys
 import tempfile
 from importlib.util import find_spec
 from typing import List
 
+from fork_server import needs
 from processes import HELPERS, QUICK_IMPORT, ROOT, clean_environment
 
 OPTIONS = "-ISu"
 FOLDER = HELPERS / "fork_server"
-# What a test's script is likely to import, by what it names first.
+# What is likely to be imported, by what a script names.
 LIBRARIES = {
-    "torch": ("torch", "torch._dynamo", "torch.testing", "torch.distributed.tensor"),
+    "torch": ("torch", "torch._dynamo", "torch.testing", "torch.distributed.tensor", "torch.distributed.run",
+              "sklearn.datasets"),
     "mxnet": ("mxnet", "mxnet.gluon"),
 }
 
 
 def command(script: str, *arguments: str) -> List[str]:
-    """Of a process that runs the script of P3's tests; as `python script arguments`, but for the imports' time."""
-    with open(script) as file:
-        text = file.read()
-    needed = [name for name in LIBRARIES if re.search(r"^\s*(import|from) (p3\.)?%s\b" % name, text, re.MULTILINE)]
+    """Of a process that runs the script of P3's tests; as `python script arguments`, but for the imports' time: returns
+    when the server has imported what is needed."""
+    needed = needs.library([script])
     plain = [sys.executable, script, *arguments]
-    if len(needed) != 1 or find_spec(needed[0]) is None or not hasattr(os, "pidfd_open"):
+    if needed is None or find_spec(needed) is None or not hasattr(os, "pidfd_open"):
         return plain
-    return [sys.executable, OPTIONS, str(FOLDER / "ask.py"), _server(needed[0]), *plain]
+    _wait_for_imports(needed)
+    return [sys.executable, OPTIONS, str(FOLDER / "ask.py"), os.path.join(_servers(), needed), *plain]
 
 
 def started(command: List[str]) -> List[str]:
@@ -39,27 +41,40 @@ def started(command: List[str]) -> List[str]:
 
 
 def environment() -> dict:
-    """Of the servers, and of what they fork. One OpenMP thread, as `p3 run` sets it: the machines that test have few
-    cores."""
+    """Of what is forked, and of processes whose own are, whoever starts them: quick_import/sitecustomize.py. One OpenMP
+    thread, as `p3 run` sets it: the machines that test have few cores."""
+    return {**_environment(), "P3S_FORK_SERVERS": _servers()}
+
+
+def _environment():
     paths = os.pathsep.join([QUICK_IMPORT, str(HELPERS), str(ROOT)])
     return clean_environment(OMP_NUM_THREADS="1", PYTHONPATH=paths)
 
 
 @functools.lru_cache(maxsize=None)
-def _server(library: str) -> str:
-    """The path of its socket. It ends with this process."""
+def _wait_for_imports(library: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(100)
+        connection.connect(os.path.join(_servers(), library))
+        connection.send(b"nothing to run")
+        connection.recv(1)  # it closes the connection
+
+
+@functools.lru_cache(maxsize=None)
+def _servers() -> str:
+    """The folder of their sockets, each named by its library. They end with this process."""
     folder = tempfile.TemporaryDirectory(prefix="p3-tests-")
-    path = os.path.join(folder.name, "socket")
-    server = subprocess.Popen(
-        [sys.executable, str(FOLDER / "serve.py"), path, *LIBRARIES[library]],
-        env=environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert server.stdout.readline() == b"ready\n", "the fork server of %s has not started" % library
-    _kept.append((folder, server))
-    return path
+    for library in filter(find_spec, LIBRARIES):
+        server = subprocess.Popen(
+            [sys.executable, str(FOLDER / "serve.py"), os.path.join(folder.name, library), *LIBRARIES[library]],
+            env=_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert server.stdout.readline() == b"ready\n", "the fork server of %s has not started" % library
+        _kept.append((folder, server))
+    return folder.name
 
 
 _kept: list = []

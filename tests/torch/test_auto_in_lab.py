@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from lab_traces import needs_lab  # noqa: E402
-from processes import PYTHONPATH, ROOT  # noqa: E402
+from processes import ROOT  # noqa: E402
 
 from p3.measure.jobs.job import POLL_S, Job  # noqa: E402
 from p3.measure.jobs.stores import STORES  # noqa: E402
@@ -27,8 +27,7 @@ def shares(line):
 
 @pytest.mark.timeout(DEADLINE_S + 90)
 @needs_lab
-def test_a_slow_hosts_shares_go_elsewhere_and_come_back(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
+def test_a_slow_hosts_shares_go_elsewhere_and_come_back(tmp_path, forked_imports):
     command = [sys.executable, str(ROOT / "tests" / "jobs" / "torch_auto.py"), str(tmp_path)]
     deadline = time.monotonic() + DEADLINE_S
     with lab.lab(3, (FAST, FAST, SLOW)) as hosts:

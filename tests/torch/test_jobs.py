@@ -239,7 +239,7 @@ def test_torchrun_on_two_hosts_needs_a_secret_and_then_trains_and_the_doctor_ask
     def run(started=of_torch(script("uneven", tmp_path, "adam", 2, 1)), **variables):
         of_two = ["--nnodes", "2", "--nproc-per-node", "1", "--local-addr", "127.0.0.1", *rendezvous]
         command = [sys.executable, "-m", "torch.distributed.run", *of_two, *started]
-        agents = [Process(command, clean_environment(OMP_NUM_THREADS="1", **variables), tmp_path) for _ in range(2)]
+        agents = [Process(command, {**forked.environment(), **variables}, tmp_path) for _ in range(2)]
         try:
             return [agent.wait(80) for agent in agents]
         finally:
@@ -266,7 +266,7 @@ def test_workers_that_know_their_rank_alone_count_their_machines(tmp_path, proce
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     for rank in range(2):
-        env = clean_environment(OMP_NUM_THREADS="1", **told_no_machines(rank, 2, "127.0.0.1", port))
+        env = {**forked.environment(), **told_no_machines(rank, 2, "127.0.0.1", port)}
         processes.append(Process(script("uneven", tmp_path, "adam", 2, 1), env, tmp_path))
     ended = [one.wait(80) for one in processes]
     assert [(one.code, one.out.count("follows")) for one in ended] == [(0, 1)] * 2, ended

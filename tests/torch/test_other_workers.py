@@ -1,6 +1,5 @@
 """p3.torch's jobs that come back from a snapshot with another number of workers, as torchrun starts them."""
 
-import os
 import re
 import socket
 import sys
@@ -9,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import forked
 import plugin_jobs as jobs
 import pytest
-from processes import HELPERS, ROOT, SECRET, Process, clean_environment
+from processes import SECRET, Process
 
 from p3.errors import RendezvousError
 from p3.launch.launchers.place import Place
@@ -72,10 +71,10 @@ def agent(folder, port, is_host, **variables):
     options = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", "--local-addr", "127.0.0.1"]
     options += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:%d" % port, "--rdzv-conf", conf]
     command = [sys.executable, "-m", "torch.distributed.run", *options, *jobs.script("torch_regrouped.py", 6, 2, 4)]
-    path = os.pathsep.join(map(str, (ROOT, HELPERS)))
     settings = {"P3_SNAPSHOT_DIR": str(folder / "snapshots"), "P3_SNAPSHOT_EVERY": "2", "P3_SECRET": SECRET}
     settings["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # or torch 2.13 lets a host that comes later wait for ever
-    return Process(command, clean_environment(OMP_NUM_THREADS="1", PYTHONPATH=path, **settings, **variables), folder)
+    settings["P3S_FORK_SERVERS"] = ""  # the worker of a mortal one kills its parent
+    return Process(command, {**forked.environment(), **settings, **variables}, folder)
 
 
 def read_until(process, text):

@@ -13,14 +13,16 @@ import struct
 import sys
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+NAMESPACES = ("net", "mnt", "uts", "ipc", "user", "pid")
 
 
-def main(path, *command):
+def stand_for(path, arguments):
+    """What the server runs, with these arguments of Python's, if it does. Returns if it does not."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # the script may run, and be sent one, before this can pass it on
-    connection = ask(path, command[1:])
+    connection = ask(path, arguments)
     if connection is None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        os.execv(command[0], command)
+        return
     for number in SIGNALS:
         signal.signal(number, lambda number, _: connection.send(b"%d" % number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -35,7 +37,7 @@ def ask(path, arguments):
         "arguments": arguments,
         "environment": dict(os.environ),
         "folder": os.getcwd(),
-        "namespaces": {kind: os.readlink("/proc/self/ns/" + kind) for kind in ("net", "mnt")},
+        "namespaces": {kind: os.readlink("/proc/self/ns/" + kind) for kind in NAMESPACES},
     }
     try:
         connection.connect(path)
@@ -53,4 +55,6 @@ def end_as(status):
     os._exit(os.WEXITSTATUS(status))
 
 
-main(*sys.argv[1:])
+if __name__ == "__main__":
+    stand_for(sys.argv[1], sys.argv[3:])
+    os.execv(sys.argv[2], sys.argv[2:])

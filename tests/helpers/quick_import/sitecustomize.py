@@ -1,4 +1,8 @@
-"""In the PYTHONPATH of tests' processes: what is slow to import takes a part of its time: quick_mxnet, quick_torch."""
+"""In the PYTHONPATH of tests' processes: what is slow to import takes a part of its time: quick_mxnet, quick_torch.
+
+Where P3S_FORK_SERVERS names the folder of fork servers' sockets (../forked.py), a process whose library one of them has
+imported stands for one that is forked there, whoever starts it.
+"""
 
 import functools
 import os
@@ -25,6 +29,19 @@ class _Finder:
 
 
 sys.meta_path.insert(0, _Finder)
+
+_servers = os.environ.get("P3S_FORK_SERVERS")
+if _servers and os.environ.get("DMLC_ROLE", "worker") == "worker":  # MXNet is another role's loop when it is imported
+    sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "fork_server"))
+    import needs
+
+    _arguments = needs.arguments(getattr(sys, "orig_argv", []))
+    _library = needs.library(_arguments) if _arguments else None
+    if _library is not None:
+        import ask
+
+        ask.stand_for(os.path.join(_servers, _library), _arguments)
+    sys.path.pop()
 
 # One that a test has written runs as well: in a folder behind this one, as P3's own is before it, and runs this one.
 _here = [os.path.abspath(entry) for entry in sys.path].index(os.path.dirname(os.path.abspath(__file__)))

@@ -43,7 +43,13 @@ FIELDS = {
 
 
 @pytest.fixture
-def bench(tmp_path, quick_imports):
+def started(monkeypatch, forked_imports):
+    """For a test of what processes use: none is forked."""
+    monkeypatch.delenv("P3S_FORK_SERVERS")
+
+
+@pytest.fixture
+def bench(tmp_path, forked_imports):
     """bench(EXPERIMENT, option, ...) -> (exit status, the settings written, the other records)."""
 
     def run(*arguments):
@@ -69,7 +75,7 @@ def assert_right(record, iterations=2):
 
 
 @needs_lab
-def test_all_stores_are_compared_with_the_bound_and_plot_prints_the_same(bench, capsys, tmp_path):
+def test_all_stores_are_compared_with_the_bound_and_plot_prints_the_same(started, bench, capsys, tmp_path):
     tiny = [*EMULATED, "--iterations", "8"]  # of which at least one takes a tick of processor time
     status, settings, records = bench("bandwidth", *tiny, "--compute", "0.02", "--hosts", "1")
     assert status == 0, records
@@ -106,7 +112,7 @@ def test_workers_that_are_rounds_apart_are_compared_by_their_pace(bench):
 
 
 @needs_lab
-def test_compressed_stores_are_compared_by_what_crosses_the_cards(bench, capsys):
+def test_compressed_stores_are_compared_by_what_crosses_the_cards(started, bench, capsys):
     status, _, records = bench("dgc", *EMULATED, "--iterations", "8", "--compute", "0.1", "--hosts", "2")
     assert status == 0, records
     found = runs_of(records, ["card_bytes", "worker_peak_bytes", "server_peak_bytes"])

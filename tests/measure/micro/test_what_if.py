@@ -14,7 +14,7 @@ SMALL = ["--models", "vgg19", "--size", "0.001", "--compute", "0.1", "--repeats"
 
 
 @needs_lab
-def test_each_change_is_predicted_and_run(capsys):
+def test_each_change_is_predicted_and_run(capsys, forked_imports):
     change = "servers=1,rate=8mbit,slice=5000,codec=fp16-exact"
     assert cli.main(["bench", "what_if", "--hosts", "2", *SMALL, "--change", change]) == 0
     output = capsys.readouterr().out

@@ -20,7 +20,7 @@ def rows(text):
 
 
 @needs_lab
-def test_deaths_take_throughput_and_are_drawn(capsys, tmp_path):
+def test_deaths_take_throughput_and_are_drawn(capsys, tmp_path, forked_imports):
     picture = tmp_path / "outages.png"
     more = ["--steps", "40", "--kills", "1", "--every", "4", "--ways", "continue", "--plot", str(picture)]
     assert cli.main(["bench", "outages", *SMALL, *more]) == 0
