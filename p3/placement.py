@@ -14,6 +14,7 @@ from p3.plan.key_plan import Axes, KeyPlan
 
 FRAME_BYTES = 80  # of a header
 PACKET_BYTES = 66  # of a packet's headers: Ethernet, IPv4 and TCP with time stamps
+SHORT_ROUND_TRIP_S = 0.010  # longer ones are SocketStream's long paths
 _ELEMENT_BYTES = 4
 
 

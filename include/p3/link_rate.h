@@ -21,6 +21,8 @@ class NetworkCard;  // transport/streams/network_card.h
 
 class LinkRate {
  public:
+  using Clock = std::chrono::steady_clock;
+
   LinkRate();
   ~LinkRate();
 
@@ -37,7 +39,14 @@ class LinkRate {
   // for other processes. Not the kernel's delivery rate, which takes what a token bucket lets pass at once for the rate
   // of the path.
   void wrote(uint64_t bytes);
+  // In place of that, of a connection whose path is long: so many bytes have arrived since it told last, less than
+  // `round_trip` ago. What the kernel has taken there may wait for the link.
+  void delivered(uint64_t bytes, std::chrono::microseconds round_trip) { delivered(bytes, round_trip, Clock::now()); }
+  void delivered(uint64_t bytes, std::chrono::microseconds round_trip, Clock::time_point now);
   void measured(uint64_t rate);
+  // Whether connections of long paths are to send a little faster than their share, for the time of a measurement, now and
+  // then: what all send by their share is no more than the link was known to carry. Who writes.
+  bool probes() const;
   // Bytes per second; 0: not known yet. The greatest of late, because often there is less to send.
   uint64_t rate() const { return rate_; }
 
@@ -53,6 +62,9 @@ class LinkRate {
   uint64_t version() const { return version_; }
 
  private:
+  uint64_t sent_by_card();
+  void measured(uint64_t rate, uint64_t memory);
+
   std::unique_ptr<NetworkCard> card_;
   std::atomic<uint64_t> connections_{0}, rate_{0}, version_{0};
   uint64_t period_ = 1, measurements_ = 0;  // in this period
@@ -62,7 +74,10 @@ class LinkRate {
   std::atomic<uint64_t> agreed_rate_{0}, agreed_connections_{0};  // 0: nothing is agreed yet
   uint64_t written_ = 0;                                          // since_
   std::optional<uint64_t> card_then_;                             // what the card had sent, since_
-  std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
+  Clock::time_point since_ = Clock::now();
+  uint64_t delivered_ = 0;  // since delivering_since_, without a pause, at last delivered_at_
+  Clock::time_point delivering_since_{}, delivered_at_{};
+  uint64_t coming_up_ = 0, steady_ = 0;  // the greatest rate so far, and how often it has hardly grown
 };
 
 }  // namespace p3

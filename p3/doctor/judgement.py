@@ -7,6 +7,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from p3.doctor.paths import LARGEST_PACKET
 from p3.doctor.rows import NOTE, OK, PROBLEM, Row, rate
+from p3.placement import SHORT_ROUND_TRIP_S
 
 # A clock that is further away confuses logs; P3 itself compares no clocks of different hosts.
 _CLOCK_TOLERANCE_S = 1.0
@@ -170,6 +171,13 @@ def _congestion(hosts: Sequence[dict], paths: Sequence[dict]) -> List[Row]:
         rows.append(Row(
             NOTE, "TCP", "%s: bbr is the default, and for short round trips P3 must take reno" % _and(reno),
             "sysctl -w net.ipv4.tcp_allowed_congestion_control='reno cubic bbr'",
+        ))  # fmt: skip
+    far = sorted({hosts[path["from"]]["name"] for path in paths
+                  if path.get("congestion", "bbr") != "bbr" and path["round_trip_s"] > SHORT_ROUND_TRIP_S})  # fmt: skip
+    if far:
+        rows.append(Row(
+            NOTE, "TCP", "%s: round trips are long, and P3 may not take bbr, which losses hardly slow" % _and(far),
+            "modprobe tcp_bbr; sysctl -w net.ipv4.tcp_allowed_congestion_control='reno cubic bbr'",
         ))  # fmt: skip
     if len(chosen) > 1:
         rows.append(Row(NOTE, "TCP", "P3 would use %s on different paths" % _and(chosen)))

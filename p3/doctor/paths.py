@@ -15,11 +15,9 @@ import time
 from typing import Dict, Optional
 
 from p3.doctor.door import ANSWER_BYTES, PING, RATE, REQUEST, RESULT, STEP_TIMEOUT_S, TOKEN_BYTES, read
-from p3.placement import PACKET_BYTES
+from p3.placement import PACKET_BYTES, SHORT_ROUND_TRIP_S
 
 CONNECT_TIMEOUT_S = 5.0
-# As SocketStream has it: longer paths keep BBR, where that is the host's default.
-_SHORT_ROUND_TRIP_S = 0.010
 _PINGS = 9
 _IP_MTU_DISCOVER, _IP_PMTUDISC_PROBE = 10, 3  # linux/in.h: never cut up, and believe no earlier message about the path
 _UDP_HEADERS = 28  # IPv4's and UDP's
@@ -115,9 +113,10 @@ def _congestion(sock: socket.socket, round_trip_s: float) -> str:
     def name() -> str:
         return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).partition(b"\0")[0].decode()
 
-    if name() == "bbr" and round_trip_s <= _SHORT_ROUND_TRIP_S:
-        for other in (b"cubic", b"reno"):
+    is_short = round_trip_s <= SHORT_ROUND_TRIP_S
+    if (name() == "bbr") == is_short:
+        for better in (b"cubic", b"reno") if is_short else (b"bbr",):
             with contextlib.suppress(OSError):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, other)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, better)
                 break
     return name()

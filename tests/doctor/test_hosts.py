@@ -307,6 +307,7 @@ def of_path(here, there, **changes):
     ({"command": None}, {}, "PROBLEM", "python", "is none on b, not the one that has P3"),
     ({"machine": "a"}, {}, "note", "one machine", "a and b are the same one"),
     ({}, {"congestion": "bbr"}, "note", "TCP", "bbr and cubic on different paths"),
+    ({}, {"round_trip_s": 0.1}, "note", "TCP", "a: round trips are long, and P3 may not take bbr"),
     ({}, {"passes": None}, "note", "packets", "1 path not probed: UDP blocked, or IPv6"),
     ({}, {"mbit": 300.0}, "PROBLEM", "rate", "a sends at 300 Mbit/s"),
 ])  # fmt: skip

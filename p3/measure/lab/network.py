@@ -126,7 +126,9 @@ def plug_in(lab: Path, node: int, address: str, congestion: str) -> None:
     _ip(host, "link", "set", "dev", "eth0", "up")
     if congestion != "machine":  # the kernel keeps a namespace from choosing a default that is restricted
         subnet = f"{address.rpartition('.')[0]}.0/24"
-        _ip(host, "route", "replace", subnet, "dev", "eth0", "src", address, "congctl", congestion)
+        # P3 leaves BBR where it should, and would choose it where it may: locked, no program can.
+        chosen = [congestion] if congestion == "bbr" else ["lock", congestion]
+        _ip(host, "route", "replace", subnet, "dev", "eth0", "src", address, "congctl", *chosen)
 
 
 def _router(switch: Path, node: int) -> str:

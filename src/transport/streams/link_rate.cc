@@ -11,7 +11,12 @@ namespace {
 // A measurement takes so much at least: less passes at once through a token bucket, or into the kernel's memory.
 constexpr uint64_t kBytesPerMeasurement = 1 << 20;
 constexpr std::chrono::milliseconds kLeastTime{10};
-constexpr uint64_t kMemory = 256;  // measurements, of the rate and of who is full
+constexpr uint64_t kMemory = 256;      // measurements, of the rate and of who is full
+constexpr uint64_t kShortMemory = 64;  // of rates of long paths, where a measurement lasts a few iterations' time
+
+constexpr uint64_t kBetweenProbes = 32;  // measurements
+
+uint64_t rate_of(uint64_t bytes, double seconds) { return static_cast<uint64_t>(static_cast<double>(bytes) / seconds); }
 
 }  // namespace
 
@@ -34,22 +39,48 @@ void LinkRate::filled(uint64_t& noted) {
 void LinkRate::wrote(uint64_t bytes) {
   written_ += bytes;
   if (written_ < kBytesPerMeasurement) return;
-  const auto now = std::chrono::steady_clock::now();
+  const auto now = Clock::now();
   if (now - since_ < kLeastTime) return;
-  const auto card_now = card_->bytes_sent();
-  const uint64_t of_card = card_then_ && card_now && *card_now > *card_then_ ? *card_now - *card_then_ : 0;
   const double seconds = std::chrono::duration<double>(now - since_).count();
-  const auto rate = static_cast<uint64_t>(static_cast<double>(std::max(written_, of_card)) / seconds);
+  const uint64_t rate = rate_of(std::max(written_, sent_by_card()), seconds);
   if (std::exchange(is_full_, false) && rate > full_rate_) full_rate_ = rate;
   measured(rate);
   written_ = 0;
-  card_then_ = card_now;
   since_ = now;
 }
 
-void LinkRate::measured(uint64_t rate) {
+// For two round trips at least: the card takes what leaves a window at once. A sixteenth of what it sends are headers and
+// acknowledgements. And nothing is known before connections have come up, as BBR has it: what is three times no longer a
+// quarter more than before is the link.
+void LinkRate::delivered(uint64_t bytes, std::chrono::microseconds round_trip, Clock::time_point now) {
+  const bool pauses = now - std::exchange(delivered_at_, now) > round_trip;
+  delivered_ += bytes;
+  const auto lasted = now - delivering_since_;
+  if (!pauses && (delivered_ < kBytesPerMeasurement || lasted < 2 * round_trip)) return;
+  const double seconds = std::chrono::duration<double>(lasted).count();
+  const uint64_t rate = std::max(rate_of(delivered_, seconds), rate_of(sent_by_card() / 16 * 15, seconds));
+  delivered_ = 0;
+  delivering_since_ = now;
+  if (pauses) return;
+  if (rate > coming_up_ * 5 / 4) steady_ = 0;
+  coming_up_ = std::max(coming_up_, rate);
+  if (rate_ > 0 || ++steady_ > 3) measured(rate_ > 0 ? rate : coming_up_, kShortMemory);
+}
+
+// Since this was asked last, with all headers; 0: nobody knows.
+uint64_t LinkRate::sent_by_card() {
+  const auto now = card_->bytes_sent();
+  const auto then = std::exchange(card_then_, now);
+  return then && now && *now > *then ? *now - *then : 0;
+}
+
+bool LinkRate::probes() const { return measurements_ % kBetweenProbes == 0; }
+
+void LinkRate::measured(uint64_t rate) { measured(rate, kMemory); }
+
+void LinkRate::measured(uint64_t rate, uint64_t memory) {
   const uint64_t before = rate_;
-  rate_ = std::max(rate, before - before / kMemory);
+  rate_ = std::max(rate, before - before / memory);
   if (++measurements_ == kMemory) {
     ++period_;
     measurements_ = 0;

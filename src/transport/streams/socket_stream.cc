@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdio>
-#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -41,8 +40,11 @@ constexpr uint64_t kLeastPiece = 10 << 10, kMostPiece = 60 << 10;
 // at first) with all that it keeps for each packet.
 constexpr size_t kLeastAwaited = 4 << 10, kMostAwaited = 48 << 10;
 
-// Paths that are not longer have no need of BBR.
+// Longer paths hold more than a queue of 20 ms that all connections of a machine share.
 constexpr uint32_t kShortRoundTripMicroseconds = 10'000;
+constexpr uint64_t kNoBound = std::numeric_limits<uint64_t>::max();
+constexpr uint64_t kAsFastAsItMay =
+    std::numeric_limits<int64_t>::max();  // though not at once: what has a limit is paced
 
 #ifndef SO_BUF_LOCK
 #define SO_BUF_LOCK 72  // Linux 5.14
@@ -71,10 +73,10 @@ SocketStream::SocketStream(int fd, int notsent_low_water_bytes) : fd_(fd) {
   char name[16] = "";
   socklen_t length = sizeof name - 1;
   is_tcp_ = getsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, name, &length) == 0;
-  has_bbr_ = is_tcp_ && std::strcmp(name, "bbr") == 0;
+  congestion_ = name;
   if (!is_tcp_) return;
-  bound_send_buffer(kFirstBound);
-  if (measure_path()) leave_bbr();
+  if (measure_path()) choose_congestion();
+  bound_by({});
   awaits_much_ = acknowledges_what_is_awaited() && has_short_segments();
 }
 
@@ -105,8 +107,11 @@ IoResult SocketStream::write(const iovec* parts, int count) {
   }
   if (is_tcp_) {
     if (is_full) link_->filled(filled_in_);
-    link_->wrote(result.bytes);
-    if (looked_at_ != link_->version()) look_at_path();
+    if (pace_ != kUnpaced)
+      note_delivered();
+    else
+      link_->wrote(result.bytes);
+    if (looked_at_ != link_->version() || is_long(min_rtt_us_) != (pace_ != kUnpaced)) look_at_path();
   }
   return result;
 }
@@ -126,10 +131,41 @@ IoResult SocketStream::send(Piece& piece, bool ends_segment) {
 void SocketStream::look_at_path() {
   looked_at_ = link_->version();
   const LinkShare link = link_->share();
-  if (link.bytes_per_second == 0 || !measure_path()) return;  // kFirstBound is for a rate that nobody knows
-  const uint64_t bound = bytes_under_way(link, min_rtt_us_);
+  if ((link.bytes_per_second == 0 && is_short(min_rtt_us_)) || !measure_path()) return;
+  choose_congestion();
+  bound_by(link);
+}
+
+// Windows of what a long path holds are more than a queue, so whatever limits them must notice losses and what others send:
+// that is the congestion control's task.
+void SocketStream::bound_by(const LinkShare& link) {
+  const bool is_far = is_long(min_rtt_us_);
+  const uint64_t of_rate = link.bytes_per_second == 0 ? kFirstBound : bytes_under_way(link, min_rtt_us_);
+  const uint64_t bound = is_far ? kNoBound : of_rate;
   if (bound != bound_) bound_send_buffer(bound);
-  leave_bbr();
+  pace(is_far ? pace_of(link, link_->probes()) : kUnpaced);
+}
+
+void SocketStream::pace(uint64_t most) {
+  if (std::exchange(pace_, most) == most) return;
+  note_call();
+  setsockopt(fd_, SOL_SOCKET, SO_MAX_PACING_RATE, &most, sizeof most);
+}
+
+uint64_t SocketStream::pace_of(const LinkShare& link, bool probes) {
+  if (link.bytes_per_second == 0) return kAsFastAsItMay;
+  const uint64_t share = link.bytes_per_second / std::max<uint64_t>(link.connections, 1);
+  return probes ? share * 5 / 4 : share;
+}
+
+// What was written may still be in the kernel, all of a window of it. What came while nothing was written is not counted:
+// nobody knows when.
+void SocketStream::note_delivered() {
+  const uint64_t before = delivered_;
+  const auto since = delivered_at_;
+  if (!measure_path()) return;
+  const std::chrono::microseconds round_trip(min_rtt_us_);
+  if (delivered_at_ - since < round_trip / 2) link_->delivered(delivered_ - before, round_trip);
 }
 
 // So that every piece is several of them. On loopback, or with jumbo frames, it may be one.
@@ -150,18 +186,36 @@ bool SocketStream::measure_path() {
       length < offsetof(tcp_info, tcpi_min_rtt) + sizeof info.tcpi_min_rtt)
     return false;
   min_rtt_us_ = std::min(min_rtt_us_, info.tcpi_min_rtt);
+  delivered_ += uint64_t{info.tcpi_delivered - delivered_segments_} * info.tcpi_snd_mss;
+  delivered_segments_ = info.tcpi_delivered;
+  delivered_at_ = LinkRate::Clock::now();
   return true;
 }
 
-// Anybody may choose Reno; CUBIC only where the system says so, or as root.
-void SocketStream::leave_bbr() {
-  if (!has_bbr_ || !is_short(min_rtt_us_)) return;
-  has_bbr_ = false;
-  for (const char* name : {"cubic", "reno"})
-    if (setsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, name, static_cast<socklen_t>(std::strlen(name))) == 0) return;
+// Anybody may choose Reno; others only where the system says so, or as root.
+void SocketStream::choose_congestion() {
+  const std::vector<const char*> better = better_congestion(congestion_, min_rtt_us_);
+  if (better.empty() || std::exchange(asked_, better.front()) == better.front()) return;  // what was refused will be
+  for (const std::string name : better) {
+    note_call();
+    if (setsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size())) != 0) continue;
+    congestion_ = name;
+    return;
+  }
+}
+
+std::vector<const char*> SocketStream::better_congestion(const std::string& has, uint32_t min_rtt_us) {
+  constexpr const char* kBbr = "bbr";
+  if (is_short(min_rtt_us) && has == kBbr) return {"cubic", "reno"};
+  if (is_long(min_rtt_us) && has != kBbr) return {kBbr};
+  return {};
 }
 
 bool SocketStream::is_short(uint32_t min_rtt_us) { return min_rtt_us <= kShortRoundTripMicroseconds; }
+
+bool SocketStream::is_long(uint32_t min_rtt_us) {
+  return !is_short(min_rtt_us) && min_rtt_us != std::numeric_limits<uint32_t>::max();
+}
 
 bool SocketStream::are_many(uint64_t bound) { return bound < kLeastBound; }
 
@@ -176,7 +230,8 @@ uint64_t SocketStream::bytes_under_way(const LinkShare& link, uint32_t min_rtt_u
 }
 
 void SocketStream::bound_send_buffer(uint64_t bytes) {
-  bound_ = bytes;
+  const bool is_kernels = bound_.exchange(bytes) == 0;
+  if (is_kernels && bytes == kNoBound) return;
   is_bounded_ = set_send_buffer();
   if (is_bounded_) return;
   // More than a process may ask for (net.core.wmem_max) is more than needs a bound: the kernel's own choice again.

@@ -361,8 +361,39 @@ TEST(SocketStream, LeavesBbrOnShortPathsAndNothingElse) {
   const StreamPair with_bbr = socket_pair(bbr);
   if (!has_bbr) GTEST_SKIP() << "this kernel has no BBR";
   EXPECT_NE(congestion_control_of(with_bbr.first->write_fd()), kBbr);
-  EXPECT_TRUE(SocketStream::is_short(50) && SocketStream::is_short(5000));
-  EXPECT_FALSE(SocketStream::is_short(50'000) || SocketStream::is_short(~0u));  // not measured yet
+}
+
+constexpr uint32_t kNotMeasured = ~0u;
+
+// On short paths nothing is as it is on long ones, whatever the host's default.
+TEST(SocketStream, APathIsLongAboveTenMilliseconds) {
+  for (uint32_t rtt_us : {0u, 50u, 5000u, 10'000u}) {
+    EXPECT_TRUE(SocketStream::is_short(rtt_us) && !SocketStream::is_long(rtt_us)) << rtt_us;
+    EXPECT_TRUE(SocketStream::better_congestion("cubic", rtt_us).empty()) << rtt_us;
+    EXPECT_TRUE(SocketStream::better_congestion("reno", rtt_us).empty()) << rtt_us;
+    EXPECT_EQ(SocketStream::better_congestion("bbr", rtt_us).size(), 2u) << rtt_us;
+  }
+  for (uint32_t rtt_us : {10'001u, 200'000u}) {
+    EXPECT_TRUE(!SocketStream::is_short(rtt_us) && SocketStream::is_long(rtt_us)) << rtt_us;
+    ASSERT_EQ(SocketStream::better_congestion("cubic", rtt_us).size(), 1u) << rtt_us;
+    EXPECT_STREQ(SocketStream::better_congestion("cubic", rtt_us).front(), "bbr") << rtt_us;
+    EXPECT_TRUE(SocketStream::better_congestion("bbr", rtt_us).empty()) << rtt_us;
+  }
+  EXPECT_FALSE(SocketStream::is_short(kNotMeasured) || SocketStream::is_long(kNotMeasured));
+  EXPECT_TRUE(SocketStream::better_congestion("cubic", kNotMeasured).empty());
+  EXPECT_TRUE(SocketStream::better_congestion("bbr", kNotMeasured).empty());
+}
+
+// What docs/decisions.md says of two and four hosts.
+TEST(SocketStream, WindowsOfShortPathsAreTheseFewKiB) {
+  const auto kib = [](uint64_t mbit, uint64_t connections) {
+    return SocketStream::bytes_under_way({mbit * 1'000'000 / 8, connections}, 200) >> 10;
+  };
+  EXPECT_EQ(kib(100, 2), 52u);
+  EXPECT_EQ(kib(200, 2), 89u);
+  EXPECT_EQ(kib(200, 6), 29u);
+  EXPECT_EQ(kib(1000, 6), 127u);
+  EXPECT_EQ(kib(0, 2), 16u);
 }
 
 TEST(LinkRate, IsTheGreatestOfLate) {
@@ -422,6 +453,53 @@ TEST(SocketStream, TellsItsLinkHowFastItIsWhileItIsFull) {
   EXPECT_GT(full, 0u);
   EXPECT_LE(full, link.rate() + link.rate() / 2) << "of which that forgets a little";
   EXPECT_EQ(link.take_full_rate(), 0u) << "nothing has been sent since";
+}
+
+constexpr std::chrono::milliseconds kRoundTrip{200};
+
+// `each` bytes have arrived every 50 ms, for so many times. Returns when.
+LinkRate::Clock::time_point deliver(LinkRate& link, uint64_t each, int times, LinkRate::Clock::time_point from) {
+  link.delivered(each, kRoundTrip, from);
+  for (int i = 0; i < times; ++i) link.delivered(each, kRoundTrip, from += std::chrono::milliseconds(50));
+  return from;
+}
+
+// A window leaves through the card at once, and comes up slowly.
+TEST(LinkRate, OfLongPathsIsKnownOnceItHardlyGrows) {
+  LinkRate link;
+  LinkRate::Clock::time_point now{std::chrono::seconds(10)};
+  for (uint64_t each : {200'000, 300'000, 450'000, 460'000, 440'000}) {
+    now = deliver(link, each, 8, now + 2 * kRoundTrip);
+    EXPECT_EQ(link.rate(), 0u) << each;
+  }
+  deliver(link, 440'000, 8, now + 2 * kRoundTrip);
+  EXPECT_EQ(link.rate(), 9'200'000u);
+}
+
+TEST(LinkRate, OfLongPathsIsMeasuredForTwoRoundTripsAndPausesAreNone) {
+  LinkRate link;
+  LinkRate::Clock::time_point now{std::chrono::seconds(10)};
+  for (int i = 0; i < 30; ++i) now = deliver(link, 1'000'000, 7, now + 2 * kRoundTrip);
+  EXPECT_EQ(link.rate(), 0u);
+  for (int i = 0; i < 5; ++i) now = deliver(link, 500'000, 8, now + 2 * kRoundTrip);
+  EXPECT_EQ(link.rate(), 10'000'000u);
+}
+
+TEST(LinkRate, OfLongPathsForgetsSooner) {
+  LinkRate link;
+  LinkRate::Clock::time_point now{std::chrono::seconds(10)};
+  now = deliver(link, 500'000, 40, now);
+  EXPECT_EQ(link.rate(), 10'000'000u);
+  deliver(link, 250'000, 8 * 60, now);
+  EXPECT_LT(link.rate(), 5'100'000u);
+}
+
+TEST(SocketStream, ConnectionsOfALongPathHaveEqualPaces) {
+  EXPECT_EQ(SocketStream::pace_of({12'000'000, 2}, false), 6'000'000u);
+  EXPECT_EQ(SocketStream::pace_of({12'000'000, 6}, false), 2'000'000u);
+  EXPECT_EQ(SocketStream::pace_of({12'000'000, 6}, true), 2'500'000u);
+  EXPECT_EQ(SocketStream::pace_of({12'000'000, 0}, false), 12'000'000u);
+  EXPECT_GT(SocketStream::pace_of({0, 2}, false), uint64_t{1} << 60) << "of a rate that nobody knows";
 }
 
 TEST(LinkRate, IsNotKnownOfALinkThatWasNeverFull) {
