@@ -26,7 +26,8 @@ class Shaping(NamedTuple):
     queue_ms: float = QUEUE_MS  # at the link's rate, besides the burst
     # The uplink is slow behind the host's interface, as at a router, where the host cannot see it: smooth ones always.
     beyond: bool = False
-    # TCP's congestion control on the hosts; machine: the machine's default. Of cubic and reno no program can take another.
+    # TCP's congestion control on the hosts; machine: the machine's default. With cubic or reno no program can take
+    # another.
     congestion: str = "machine"
 
     def check(self) -> None:
