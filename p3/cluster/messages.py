@@ -267,8 +267,7 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     "welcome_back": {"noted": _int},  # so many of this node's messages that count are known; the others come again
     "noted": {"count": _int},  # the same, now and then
     # Right behind it, by rank; of workers all that there may be, null for a place that no process has had. The job has
-    # begun with so many.
-    # `heir`: of a server that is lost, who serves what it did; None: it is there.
+    # begun with so many. `heir`: of a server that is lost, who serves what it did; None: it is there.
     "nodes": {"servers": _list_of(_SERVER), "workers": _list_of(_or_none(_WORKER)), "began_with": _int},
     "waits": {"text": _str},  # to a process that wants to enter a running job: why it still waits
     "start": {},
