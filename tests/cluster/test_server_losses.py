@@ -87,7 +87,7 @@ def test_one_that_is_on_trial_when_a_server_is_lost_departs_and_hears_of_no_heir
     async def test(job):
         entrant = await job.let_one_in()
         job.servers[1].abort()
-        with pytest.raises(RendezvousError, match="a server was lost before its first call of members"):
+        with pytest.raises(RendezvousError, match="a server was lost before its first members"):
             while True:
                 assert (await entrant.receive())["kind"] != "server_departed"
         assert (await heard(job.servers[2], "inherit"))["rank"] == 1
