@@ -12,7 +12,7 @@ namespace {
 constexpr uint64_t kBytesPerMeasurement = 1 << 20;
 constexpr std::chrono::milliseconds kLeastTime{10};
 constexpr uint64_t kMemory = 256;      // measurements, of the rate and of who is full
-constexpr uint64_t kShortMemory = 64;  // of rates of long paths, where a measurement lasts a few iterations' time
+constexpr uint64_t kShortMemory = 64;  // of rates of long paths, each measured for two round trips or more
 
 constexpr uint64_t kBetweenProbes = 32;  // measurements
 
@@ -62,9 +62,10 @@ void LinkRate::delivered(uint64_t bytes, std::chrono::microseconds round_trip, C
   delivered_ = 0;
   delivering_since_ = now;
   if (pauses) return;
+  if (rate_ > 0) return measured(rate, kShortMemory);
   if (rate > coming_up_ * 5 / 4) steady_ = 0;
   coming_up_ = std::max(coming_up_, rate);
-  if (rate_ > 0 || ++steady_ > 3) measured(rate_ > 0 ? rate : coming_up_, kShortMemory);
+  if (++steady_ > 3) measured(coming_up_, kShortMemory);
 }
 
 // Since this was asked last, with all headers; 0: nobody knows.

@@ -43,8 +43,7 @@ constexpr size_t kLeastAwaited = 4 << 10, kMostAwaited = 48 << 10;
 // Longer paths hold more than a queue of 20 ms that all connections of a machine share.
 constexpr uint32_t kShortRoundTripMicroseconds = 10'000;
 constexpr uint64_t kNoBound = std::numeric_limits<uint64_t>::max();
-constexpr uint64_t kAsFastAsItMay =
-    std::numeric_limits<int64_t>::max();  // though not at once: what has a limit is paced
+constexpr uint64_t kAsFastAsItMay = std::numeric_limits<int64_t>::max();  // but paced, as whatever has a limit is
 
 #ifndef SO_BUF_LOCK
 #define SO_BUF_LOCK 72  // Linux 5.14
