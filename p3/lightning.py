@@ -89,7 +89,8 @@ class Strategy(DDPStrategy):
         if not torch.distributed.is_initialized():  # one worker, of which Lightning asks the same
             alone = torch.distributed.HashStore()
             torch.distributed.init_process_group("gloo", store=alone, rank=0, world_size=1)
-        self._process_group_backend = "gloo" if self.root_device.type == "cpu" else "nccl"
+        has_nccl = self.root_device.type == "cuda" and "nccl" in torch.distributed.get_backend_config()
+        self._process_group_backend = "nccl" if has_nccl else "gloo"
 
     def _require_workers(self) -> None:
         devices, size = len(self.parallel_devices), self.world_size

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from datetime import timedelta
+from typing import Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -16,7 +18,7 @@ import torch.distributed as dist
 from p3.cluster.node import address_as_set, address_towards, is_loopback, is_numeric
 from p3.plan import choices
 from p3.settings import Settings
-from p3.torch.collectives import broadcast_object
+from p3.torch.collectives import all_gather_object, broadcast_object
 from p3.torch.sites import site as sites
 from p3.torch.start import job, torchrun
 
@@ -47,8 +49,9 @@ def process_group() -> None:
     timeout = timedelta(seconds=settings.wait_timeout_s)
     if settings.tls and rank == 0:
         log.warning("P3_TLS=1 does not encrypt what goes through torch.distributed: metrics, and objects of trainers")
+    backend = _backend(all_gather_object(_own_gpu(session.local_rank)))
     if torchrun.started(os.environ) and (os.environ["RANK"], os.environ["WORLD_SIZE"]) == (str(rank), str(size)):
-        dist.init_process_group(_backend(), timeout=timeout)
+        dist.init_process_group(backend, timeout=timeout)
         return
     store = None
     if rank == 0:
@@ -63,11 +66,24 @@ def process_group() -> None:
         LOCAL_WORLD_SIZE=str(session.local_size), MASTER_ADDR=address, MASTER_PORT=str(port),
     )  # fmt: skip
     store = dist.PrefixStore("p3", store)
-    dist.init_process_group(_backend(), store=store, rank=rank, world_size=size, timeout=timeout)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
 
 
-def _backend() -> str:
-    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+def _own_gpu(local_rank: int) -> Optional[str]:
+    """A name in all the world of the GPU that this worker will have by the usual rule; None: none, or without NCCL."""
+    if not torch.cuda.is_available() or not dist.is_nccl_available():
+        return None
+    device = local_rank % torch.cuda.device_count()
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)  # older releases of torch have none
+    if uuid is None:
+        return "%d of %s on %s" % (device, os.environ.get("CUDA_VISIBLE_DEVICES"), socket.gethostname())
+    return str(uuid)
+
+
+def _backend(gpus: Sequence[Optional[str]]) -> str:
+    """The same on all workers, each of which has one of `gpus`. NCCL refuses two workers on one GPU; Gloo takes arrays
+    of GPUs, too."""
+    return "gloo" if None in gpus or len(set(gpus)) < len(gpus) else "cpu:gloo,cuda:nccl"
 
 
 def _own_address(settings: Settings) -> str:

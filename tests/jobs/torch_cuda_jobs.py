@@ -5,6 +5,7 @@ import sys
 import time
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import p3.torch
@@ -112,6 +113,20 @@ def moved():
     for name, value in outcomes[0].items():
         assert torch.allclose(value, outcomes[1][name], atol=1e-5), name
     print("the weights follow")
+
+
+def grouped():
+    """torch.distributed beside P3: NCCL would refuse workers that share a GPU."""
+    p3.torch.process_group()
+    torch.cuda.set_device(p3.torch.local_rank() % torch.cuda.device_count())
+    for device in ("cuda", "cpu"):
+        one = torch.full((3,), 1.0 + p3.torch.rank(), device=device)
+        every = torch.empty(6, device=device)
+        dist.all_gather_into_tensor(every, one)
+        dist.all_reduce(one)
+        assert one.tolist() == [3.0] * 3 and every.tolist() == [1.0] * 3 + [2.0] * 3
+    dist.destroy_process_group()
+    print("one group")
 
 
 def one_context():

@@ -7,6 +7,7 @@ import plugin_jobs as jobs
 import pytest
 
 pytest.importorskip("torch")
+from p3.torch.process_group import _backend
 
 
 def test_alone():
@@ -25,3 +26,10 @@ def test_under_torchrun():
     launcher = [sys.executable, "-m", "torch.distributed.run", "--master-port", str(port), "--nproc-per-node", "2"]
     status, output = jobs.run([*launcher, *jobs.script("torch_collectives.py")], 100)
     assert status == 0 and output.count("of 2: all is well") == 2, output
+
+
+@pytest.mark.parametrize("gpus, has_nccl", [
+    (["one", "other"], True), (["one", "one"], False), (["one", None], False), ([None, None], False),
+])  # fmt: skip
+def test_the_group_has_nccl_only_where_each_worker_has_a_gpu_of_its_own(gpus, has_nccl):
+    assert ("nccl" in _backend(gpus)) == has_nccl

@@ -83,6 +83,12 @@ def test_an_lstm_may_flatten_its_weights_in_each_step():
     assert output.count("the weights follow") == 2
 
 
+def test_workers_that_share_a_gpu_have_a_process_group():
+    status, output = jobs.run_p3(2, 1, jobs.python(JOBS, "grouped"))
+    assert status == 0, output
+    assert output.count("one group") == 2
+
+
 def test_a_worker_has_a_context_on_its_own_device_alone():
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs: torch.cuda.device_count() is %d" % torch.cuda.device_count())
