@@ -149,6 +149,10 @@ def _options(experiment: experiments.Experiment, defaults: Dict) -> Dict[str, Di
         "loss": option("report the steps or seconds to this loss (default: %s)" % (
             ", ".join("%s %g" % one for one in experiments.GOALS.items()) if experiment.is_balanced else "none"
         ), a_number, "L"),
+        "device": option("what computes, as torch calls it: cpu, or cuda, which all hosts of a lab share (default cpu)",
+                         metavar="DEVICE", default="cpu"),
+        "batch_size": option("samples of each worker's batch (default: the training's own)",
+                             number(1, 1 << 20, int), "N"),
         # Where.
         "hosts": option("number of hosts, each with one worker and one server (default %(default)s)",
                         list_of(number(1, 200, int)), "N" + several("hosts")),

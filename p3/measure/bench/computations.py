@@ -71,7 +71,9 @@ def _convnet(store: Store, configuration: Configuration, course: Course, _repeat
 
 
 def _lesson(store: Store, configuration: Configuration, course: Course, _repeat: int) -> List[str]:
-    common = [*_common(configuration, course), *_clip(configuration)]
+    common = [*_common(configuration, course), *_clip(configuration), "--device", configuration.device]
+    if configuration.batch_size is not None:
+        common += ["--batch-size", str(configuration.batch_size)]
     return _program("p3.measure.trainings.torch_lesson", store, *common, "--model", configuration.model)
 
 

@@ -34,6 +34,8 @@ class Configuration(NamedTuple):
     packet_loss: float = 0.0  # share of the packets
     shaper: Optional[str] = None  # and congestion control, of the lab's; None: the path's
     congestion: Optional[str] = None
+    device: str = "cpu"  # that computes for real, as torch calls it; hosts of a lab share it
+    batch_size: Optional[int] = None  # samples of each worker's; None: the training's own
 
     @property
     def path(self) -> Path:
@@ -77,7 +79,8 @@ class Configuration(NamedTuple):
                  "compute_share": self.compute_share, "strategy": self.strategy,
                  "strategy_text": self.strategy_text or None, "predicted_s": self.predicted_s,
                  "from_mbit": self.from_mbit, "packet_loss": self.packet_loss or None, "shaper": self.shaper,
-                 "congestion": self.congestion,
+                 "congestion": self.congestion, "device": None if self.device == "cpu" else self.device,
+                 "batch_size": self.batch_size,
                  "release": None if self.release == "layer" else self.release}  # fmt: skip
         return {**fields, **{name: value for name, value in later.items() if value is not None}}
 

@@ -315,7 +315,7 @@ def learn(options: Namespace) -> List[Configuration]:
     return [
         _configuration(
             options, model, label, compute_s=None, rate_mbit=rate_mbit, size=options.size or options.shrink,
-            goal_loss=options.loss or GOALS[model],
+            goal_loss=options.loss or GOALS[model], device=options.device, batch_size=options.batch_size,
         )
         for model in options.models
     ]  # fmt: skip
@@ -555,7 +555,9 @@ EXPERIMENTS: Tuple[Experiment, ...] = (
         "learn", "seconds to a given loss: a GPT and a convolutional net trained with PyTorch, nothing emulated", learn,
         {"models": ",".join(GOALS), "stores": ",".join(names("torch")), "rate": None, "compute": None,
          "iterations": 150, "optimizer": "sgd"},
-        options=("models", "loss", "clip", "slice_elements", "stores", "size", *_PLACE, *_COURSE),
+        options=(
+            "models", "loss", "clip", "device", "batch_size", "slice_elements", "stores", "size", *_PLACE, *_COURSE
+        ),
         stores=lambda: names("torch", "local"), models=tuple(GOALS), megabytes=10, computation=LESSON,
         is_balanced=True,
         agreement=lambda configuration, _repeat, store: (configuration, None if store.trains_exactly else store.name),

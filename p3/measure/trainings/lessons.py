@@ -35,7 +35,8 @@ class Lesson(NamedTuple):
     make_net: Callable[[float], nn.Module]  # of a size: about the fraction of the parameters
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     data: Callable[[], Data]
-    batch: Callable[[Data, int, int, int], Data]  # of the data, a step's number, a rank and a seed: inputs and targets
+    # Inputs and targets, of the data, a step's number, a rank, a seed and, if not the lesson's own, a count of samples.
+    batch: Callable[..., Data]
     test: Callable[[Data], Data]  # inputs and targets that no batch has
 
     @staticmethod
@@ -46,9 +47,10 @@ class Lesson(NamedTuple):
         return nn.functional.cross_entropy(scores, targets), right.item()
 
     def heldout(self, net: nn.Module, data: Data) -> Tuple[float, float]:
-        """Both of what no batch has."""
+        """Both of what no batch has; on the device that has the net."""
+        device = next(net.parameters()).device
         with torch.no_grad():
-            loss, accuracy = self.loss(net, *self.test(data))
+            loss, accuracy = self.loss(net, *(part.to(device) for part in self.test(data)))
         return loss.item(), accuracy
 
 

@@ -32,7 +32,7 @@ def run(options, out) -> bool:
     lesson = LESSONS[options.model]
     data = lesson.data()
     torch.manual_seed(1 + options.seed)  # the same first weights on every worker
-    net = lesson.make_net(options.size)
+    net = lesson.make_net(options.size).to(options.device)
     optimizer = lesson.make_optimizer(net)
     if options.store == ALONE:
         rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -41,11 +41,14 @@ def run(options, out) -> bool:
         torch_store.wait_for_all(options.store)
     lines.header(
         {"torch": torch.__version__}, rank=rank, workers=workers, model=options.model, bytes=bytes_of(net),
+        device=torch_store.device_name(options.device),
         data=digest(part.numpy() for part in data),
     )  # fmt: skip
+    count = {} if options.batch_size is None else {"count": options.batch_size}
     losses, start = [], time.monotonic()
     for number in range(options.warmup + options.iterations):
-        inputs, targets = lesson.batch(data, number, rank, options.seed)
+        batch = lesson.batch(data, number, rank, options.seed, **count)
+        inputs, targets = (part.to(options.device) for part in batch)
         optimizer.zero_grad()
         loss, accuracy = lesson.loss(net, inputs, targets)
         losses.append(loss.item())
@@ -77,6 +80,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--warmup", type=int, default=2, help="iterations before them (default 2)")
     parser.add_argument("--seed", type=int, default=0, help="of the first weights and the batches (default 0)")
     parser.add_argument("--clip", type=float, metavar="NORM", help="gradients to that global norm (default: not)")
+    parser.add_argument("--device", default="cpu", help="that computes, as torch calls it (default cpu)")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="samples in a batch (default: the lesson's)")
     options = parser.parse_args(argv)
     if options.iterations < 1 or options.warmup < 0:
         parser.error("--iterations must be at least 1, --warmup at least 0")

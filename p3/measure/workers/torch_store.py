@@ -118,9 +118,14 @@ def leave(is_right: bool) -> None:
         os._exit(0 if is_right else 1)
 
 
+def device_name(device: str) -> str:
+    """As results tell it: cpu, or the GPU's own name."""
+    return torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else device
+
+
 def weights(net: nn.Module):
     """All of the net's state as NumPy arrays, whatever DDP has put around it."""
-    return [value.numpy() for value in getattr(net, "module", net).state_dict().values()]
+    return [value.cpu().numpy() for value in getattr(net, "module", net).state_dict().values()]
 
 
 def _require_hook(text: str, net: nn.Module, megabytes: float) -> None:
