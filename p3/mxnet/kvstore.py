@@ -27,7 +27,7 @@ from mxnet.base import MXNetError
 
 from p3 import codecs
 from p3._core import P3Error
-from p3.mxnet import hooks, joining, staleness, store_snapshots
+from p3.mxnet import changes, joining, staleness, store_snapshots
 from p3.mxnet.arguments import as_list, as_trainers, checked, each, grouped, is_sparse
 from p3.mxnet.keys import beginnings
 from p3.mxnet.keys.rows import pull_rows
@@ -432,4 +432,4 @@ def _drain():
         log.info("while waiting for MXNet: %s", error)
 
 
-hooks.plug_in(mx, P3KVStore)
+changes.plug_in(mx, P3KVStore)

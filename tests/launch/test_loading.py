@@ -1,0 +1,44 @@
+"""What P3's own processes load, and what `import p3` loads: whoever starts them waits for it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from processes import ROOT, clean_environment
+
+# Run by each Python that starts.
+TELL = """
+import atexit, os, sys
+def tell(folder=%r, role=os.environ.get("DMLC_ROLE", "none")):
+    with open(os.path.join(folder, role), "w") as file:
+        file.write("\\n".join(name for name, module in sys.modules.items() if module is not None))
+atexit.register(tell)
+"""
+
+
+@pytest.fixture
+def telling(tmp_path):
+    """A variable by which each Python writes the modules that it has loaded to a file, called as its role."""
+    (tmp_path / "sitecustomize.py").write_text(TELL % str(tmp_path))
+    return {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+
+
+def loaded(folder, role="none"):
+    return set((folder / role).read_text().split())
+
+
+def loaded_by(telling, tmp_path, *arguments):
+    """By Python with these arguments, beyond what it loads by itself."""
+    found = []
+    for words in (("-c", "pass"), arguments):
+        subprocess.run([sys.executable, *words], env=clean_environment(**telling), stdout=subprocess.DEVNULL,
+                       cwd=str(tmp_path), timeout=60, check=True)  # fmt: skip
+        found.append(loaded(tmp_path))
+    return found[1] - found[0]
+
+
+def test_import_p3_loads_next_to_nothing(telling, tmp_path):
+    found = loaded_by(telling, tmp_path, "-c", "import p3")
+    assert {"p3", "p3.mxnet.hooks"} <= found
+    assert {name for name in found if not name.startswith(("p3", "importlib"))} <= {"warnings"}
