@@ -3,38 +3,40 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib
 import logging
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Callable, List, Optional, Sequence
+from typing import Iterable, List, Optional
 
-from p3 import __version__, first_process
+from p3 import __version__, first_process, loading
 from p3.errors import ConfigError, NotBuilt, RendezvousError
-from p3.launch.execute import Launched
-from p3.launch.launchers.options import add_options
-from p3.plan import strategy
 from p3.settings import Settings
-from p3.top import find
 
-if TYPE_CHECKING:
-    from p3.launch.engines import Engine
-
-# Modules that add a command each. The processes of a job start without them.
-_MEASURING = ("p3.measure.lab.command", "p3.measure.bench.plot_command", "p3.measure.tracing.command",
-              "p3.measure.bench.command", "p3.measure.chaos.command", "p3.measure.simulate.command",
-              "p3.measure.planning.command", "p3.doctor.command", "p3.top.command")
-
-_OF_RAY = ("cpus", "gpus", "timeout_s")  # options, by the fields of Wants
+# The module of each command, in the order of `p3 --help`; only that of the one that is asked for is loaded.
+COMMANDS = {
+    "run": "p3.launch.commands.run",
+    "exec": "p3.launch.commands.exec",
+    "join": "p3.launch.commands.join",
+    "lab": "p3.measure.lab.command",
+    "plot": "p3.measure.bench.plot_command",
+    "trace": "p3.measure.tracing.command",
+    "bench": "p3.measure.bench.command",
+    "chaos": "p3.measure.chaos.command",
+    "simulate": "p3.measure.simulate.command",
+    "plan": "p3.measure.planning.command",
+    "doctor": "p3.doctor.command",
+    "top": "p3.top.command",
+}
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
     if os.getpid() == 1:
         first_process.stand_aside()
     arguments = sys.argv[1:] if arguments is None else arguments
-    options = _parser(() if arguments[:1] in (["run"], ["exec"], ["join"]) else _MEASURING).parse_args(arguments)
+    asked = [name for name in arguments[:1] if name in COMMANDS]
+    options = parser(asked or COMMANDS).parse_args(arguments)
     command = getattr(options, "command", [])
     if command[:1] == ["--"]:
         command = command[1:]
@@ -50,284 +52,18 @@ def main(arguments: Optional[List[str]] = None) -> int:
         return 128 + signal.SIGINT
 
 
-def _run(options, settings: Settings, command: List[str]) -> int:
-    from p3.launch.run import run
-
-    if not command:
-        raise ConfigError("p3 run needs the command to run, for example: p3 run -n 2 -s 2 python train.py")
-    chosen = {
-        "P3_SNAPSHOT_DIR": options.snapshot_dir,
-        "P3_SNAPSHOT_EVERY": options.snapshot_every,
-        "P3_TLS": "1" if options.tls else None,
-        "P3_ON_WORKER_LOSS": options.on_worker_loss,
-        "P3_ON_SERVER_LOSS": options.on_server_loss,
-        "P3_STRATEGY": options.strategy,
-    }
-    # All processes of the job get them.
-    os.environ.update({variable: value for variable, value in chosen.items() if value is not None})
-    settings = Settings.from_env(os.environ)
-    bounds = _bounds(options, settings)
-    if bounds is not None and settings.goes_on_without:
-        os.environ["P3_MAX_WORKERS"] = str(bounds.most)
-    else:
-        os.environ.pop("P3_MAX_WORKERS", None)  # if anything, it is about restarts alone
-    settings = Settings.from_env(os.environ)
-    strategy.of_job(settings.strategy, options.servers)  # what is wrong with it is said before anything starts
-    settings.require_heir(options.servers)
-    if options.rejoin and not settings.goes_on_without:
-        raise ConfigError("--rejoin is for jobs that go on without a lost worker: add --on-worker-loss continue")
-    worker_restarts = options.worker_restarts if settings.replaces_workers or options.rejoin else 0
-    return run(
-        settings,
-        _engine_of(options, settings),
-        options.workers,
-        options.servers,
-        command,
-        options.timeout,
-        options.restarts,
-        worker_restarts,
-        bounds if options.restarts else None,
-        lambda: _hosts_of(options),
-        options.grace,
-        options.restart_pause,
-        options.rejoin,
-    )
-
-
-def _strategy(text: str) -> str:
-    return text if text == strategy.AUTO else os.path.abspath(text)
-
-
-def _join(options, _settings: Settings, command: List[str]) -> int:
-    from p3.launch.joining import join
-
-    return join(options.at, options.pid, options.wait, command)
-
-
-def _bounds(options, settings: Settings):
-    """Of the number of workers, if it is not always the same."""
-    from p3.launch.elastic import Bounds
-
-    asked_most = options.max_workers or settings.max_workers
-    least, most = options.min_workers or options.workers, asked_most or options.workers
-    if options.min_workers is None and asked_most is None:
-        return None
-    if not least <= options.workers <= most:
-        raise ConfigError(
-            "--min-workers %d, -n %d, --max-workers %d: need --min-workers <= -n <= --max-workers"
-            % (least, options.workers, most)
-        )
-    if options.restarts and options.on == "ray":
-        raise ConfigError("--on ray: Ray knows its nodes itself; leave out --min-workers and --max-workers")
-    if not options.restarts and options.min_workers is not None:
-        raise ConfigError("--min-workers is for jobs that start again: add --restarts K")
-    if not options.restarts and most > options.workers and not settings.goes_on_without:
-        raise ConfigError(
-            "--max-workers is for jobs that start again, or that others join while they run: add --restarts K, or "
-            "--on-worker-loss continue"
-        )
-    return Bounds(least, options.workers, most)
-
-
-def _engine_of(options, settings: Settings) -> Callable[[], Engine]:
-    """What makes the engine of one start. ConfigError for options that another engine has."""
-    on_ray = {name: value for name, value in vars(options).items() if name in _OF_RAY and value is not None}
-    if options.on == "ray":
-        if options.hostfile:
-            raise ConfigError("--on ray: Ray knows its nodes itself; leave out --hostfile")
-        from p3.launch.ray.engine import RayCluster, Wants
-
-        return functools.partial(RayCluster, settings, Wants(**on_ray))
-    if on_ray:
-        raise ConfigError("p3 run: --cpus-per-worker, --gpus-per-worker and --room-timeout are for --on ray alone")
-    from p3.launch.engines import Hosts
-
-    return functools.partial(Hosts, settings, _hosts_of(options))
-
-
-def _hosts_of(options):
-    """As the hostfile has them now."""
-    from p3.launch.placement import Host, read_hostfile
-
-    return read_hostfile(options.hostfile) if options.hostfile else [Host("localhost")]
-
-
-def _exec(options, settings: Settings, command: List[str]) -> int:
-    from p3.launch import execute
-
-    if options.secret_stdin:
-        return execute.supervise([sys.executable, *execute.p3_exec("--", *command)], options.silence)
-    if settings.role is None:
-        from p3.launch.launchers import adapters, place, supervise
-
-        adapter = place.find(adapters.ADAPTERS, os.environ, options.launcher)
-        if adapter is not None:
-            return supervise.run(settings, adapter, options.meeting_dir, command)
-        if adapters.outside_a_step(os.environ):
-            raise ConfigError("p3 exec: this is Slurm's batch script itself; write srun p3 exec ... to start the tasks")
-    elif settings.rank is None and "MX_CONFIG" in os.environ:
-        from p3.launch.launchers import adapters
-
-        os.environ["P3_RANK"] = adapters.rank_of_mxjob(os.environ)
-        settings = Settings.from_env(os.environ)
-    launched = Launched(*(getattr(options, name) for name in Launched._fields))
-    return execute.execute(settings, command, launched)
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= 10000:
-        raise argparse.ArgumentTypeError("%r is not a whole number from 1 to 10000" % text)
-    return int(text)
-
-
-def _gpus(text: str) -> float:
-    """As Ray takes them: a whole number, or a part of one."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not (0 <= value < 1 or value in range(1, 1001)):
-        raise argparse.ArgumentTypeError("%r is not a whole number of GPUs, nor a part of one" % text)
-    return value
-
-
-def _timeout(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError("%r is not a number of seconds above 0" % text)
-    return value
-
-
-def _parser(measuring: Sequence[str] = _MEASURING) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser(names: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
+    """With the options of these commands."""
+    made = argparse.ArgumentParser(
         prog="p3", description="Data-parallel training with PyTorch or MXNet that stays fast on slow networks."
     )
-    parser.add_argument(
+    made.add_argument(
         "--version", action="version", version="p3 " + __version__, help="print the version of P3 and exit"
     )
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    commands = made.add_subparsers(title="commands", metavar="COMMAND")
     commands.required = True
-
-    run = commands.add_parser(
-        "run",
-        help="start a job on this machine, on several over ssh (--hostfile), or on a Ray cluster",
-        description="Starts WORKERS copies of COMMAND, the servers and the scheduler; stops them all if one fails.",
-    )
-    run.add_argument("-n", "--workers", type=_count, required=True, help="number of workers")
-    run.add_argument("-s", "--servers", type=_count, default=1, help="number of servers (default 1)")
-    run.add_argument("--hostfile", metavar="FILE", help="where to run, round robin: lines of `host [slots=N]`")
-    run.add_argument(
-        "--on",
-        choices=("hosts", "ray"),
-        default="hosts",
-        help="where to run: this machine or those of the hostfile (default), or a Ray cluster",
-    )
-    run.add_argument("--cpus-per-worker", dest="cpus", type=_count, metavar="C", help="on Ray (default 1)")
-    run.add_argument("--gpus-per-worker", dest="gpus", type=_gpus, metavar="G", help="on Ray (default 0)")
-    run.add_argument(
-        "--room-timeout",
-        dest="timeout_s",
-        type=_timeout,
-        metavar="S",
-        help="on Ray: wait at most S seconds until it has room for the job (default 60)",
-    )
-    run.add_argument("--tls", action="store_true", help="encrypt what crosses the network, as P3_TLS=1 does")
-    run.add_argument("--timeout", type=_timeout, metavar="S", help="stop the job after S seconds, with exit code 124")
-    run.add_argument(
-        "--restarts", type=_count, default=0, metavar="K", help="restart a job that failed, at most K times"
-    )
-    run.add_argument(
-        "--min-workers", type=_count, metavar="A", help="restart on the hosts that answer, with at least A workers"
-    )
-    run.add_argument(
-        "--max-workers",
-        type=_count,
-        metavar="B",
-        help="and with at most B, if there are slots; with --on-worker-loss continue others may also join the running "
-        "job until there are B (default P3_MAX_WORKERS or WORKERS)",
-    )
-    run.add_argument(
-        "--snapshot-dir", type=os.path.abspath, metavar="DIR", help="shared directory for snapshots: P3_SNAPSHOT_DIR"
-    )
-    run.add_argument("--snapshot-every", metavar="N", help="steps between two snapshots: P3_SNAPSHOT_EVERY")
-    run.add_argument(
-        "--strategy", type=_strategy, metavar="FILE",
-        help="which servers hold what, by `p3 plan`; or `auto`: planned while the job trains: P3_STRATEGY",
-    )
-    run.add_argument(
-        "--grace",
-        type=_timeout,
-        default=60.0,
-        metavar="S",
-        help="after SIGTERM, give the job S seconds to take a snapshot and end (default 60)",
-    )
-    run.add_argument(
-        "--on-worker-loss",
-        choices=("fail", "wait", "continue"),
-        help="when a worker is lost: stop the job, restart the worker while the others wait, or train on without it "
-        "(default P3_ON_WORKER_LOSS)",
-    )
-    run.add_argument(
-        "--on-server-loss",
-        choices=("fail", "continue"),
-        help="when a server is lost: stop the job, or have another server take over (default P3_ON_SERVER_LOSS)",
-    )
-    run.add_argument(
-        "--worker-restarts",
-        type=_count,
-        default=3,
-        metavar="K",
-        help="with --on-worker-loss wait, or --rejoin: restart each worker at most K times (default 3)",
-    )
-    run.add_argument(
-        "--rejoin",
-        action="store_true",
-        help="with --on-worker-loss continue: start another process for a lost worker, which joins the running job",
-    )
-    run.add_argument(
-        "--restart-pause",
-        type=_timeout,
-        default=1.0,
-        metavar="S",
-        help="first pause between restarts, in seconds (default 1); each further one is twice as long",
-    )
-    run.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="what every worker runs")
-    run.set_defaults(handler=_run)
-
-    execute = commands.add_parser(
-        "exec",
-        help="run a process of a job that srun, mpirun or another launcher starts",
-        description="Under srun, mpirun, torchrun or an indexed Kubernetes Job: runs COMMAND as the worker that the "
-        "launcher's variables describe, and a server beside the first of each machine. With DMLC_ROLE, the other "
-        "DMLC_* variables and P3_SECRET or P3_SECRET_FILE: runs the scheduler, a server, or COMMAND as a worker.",
-    )
-    add_options(execute)
-    execute.add_argument("--secret-stdin", action="store_true", help="read the secret, a line, from standard input")
-    execute.add_argument("--silence", type=_timeout, metavar="S", help="end if nothing more comes there for S seconds")
-    for name in Launched._fields:  # from `p3 run`
-        execute.add_argument(Launched.option(name), type=int, help=argparse.SUPPRESS)
-    execute.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="what a worker runs")
-    execute.set_defaults(handler=_exec)
-
-    join = commands.add_parser(
-        "join",
-        help="join a running job, in the place of a worker that it has lost or as a further one",
-        description="Runs COMMAND as a worker of a job that goes on without lost workers (--on-worker-loss continue). "
-        "It takes the place of one, or a place that --max-workers has left for it, at the others' next members(round). "
-        "The job is the one that DMLC_PS_ROOT_URI, "
-        "DMLC_PS_ROOT_PORT and P3_SECRET or P3_SECRET_FILE name, or this user's job on this host.",
-    )
-    join.add_argument("--at", metavar="HOST:PORT", help="the job's scheduler; default: as above")
-    join.add_argument("--pid", type=find.process_number, metavar="PID", help="the job of this process on this host")
-    join.add_argument(
-        "--wait", type=_timeout, default=3600.0, metavar="S", help="wait at most S seconds to be let in (default 3600)"
-    )
-    join.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="what every worker runs")
-    join.set_defaults(handler=_join)
-
-    for module in measuring:
-        importlib.import_module(module).add_parser(commands)
-    return parser
+    for name in names:
+        with loading.for_good():
+            module = importlib.import_module(COMMANDS[name])
+        module.add_parser(commands)
+    return made

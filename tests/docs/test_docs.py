@@ -87,7 +87,7 @@ def test_hostfile_has_room_for_its_job(tmp_path):
     command = block_with("--hostfile", page=LAUNCHERS).strip()
     program, *arguments = shlex.split(command)
     assert program == "p3"
-    options = cli._parser().parse_args(arguments)
+    options = cli.parser().parse_args(arguments)
     path = tmp_path / options.hostfile
     path.write_text(block_with("# %s\n" % options.hostfile, "", LAUNCHERS))
     tasks = place(options.workers, options.servers, read_hostfile(str(path)))
@@ -105,7 +105,7 @@ def test_every_other_command_names_what_exists():
         elif program == "pip":
             assert re.fullmatch(r"install \.(\[(%s)\])?" % "|".join(extras), " ".join(words)), line
         elif program == "sudo":
-            assert words[0] == ".venv/bin/p3" and cli._parser().parse_args(words[1:]), line
+            assert words[0] == ".venv/bin/p3" and cli.parser().parse_args(words[1:]), line
         else:
             assert output_of(line), "no test runs: " + line
             continue

@@ -7,6 +7,8 @@ import sys
 import pytest
 from processes import ROOT, clean_environment
 
+from p3.cli import COMMANDS
+
 # Run by each Python that starts.
 TELL = """
 import atexit, os, sys
@@ -42,3 +44,16 @@ def test_import_p3_loads_next_to_nothing(telling, tmp_path):
     found = loaded_by(telling, tmp_path, "-c", "import p3")
     assert {"p3", "p3.mxnet.hooks"} <= found
     assert {name for name in found if not name.startswith(("p3", "importlib"))} <= {"warnings"}
+
+
+@pytest.mark.parametrize("name", ["run", "exec", "join", "lab", "trace"])
+def test_a_command_loads_no_other_one(telling, tmp_path, name):
+    found = loaded_by(telling, tmp_path, "-m", "p3", name, "--help")
+    assert found & set(COMMANDS.values()) == {COMMANDS[name]}
+
+
+def test_a_command_that_does_not_exist_is_told_all_that_do(tmp_path):
+    ended = subprocess.run([sys.executable, "-m", "p3", "fly"], env=clean_environment(), cwd=str(tmp_path),
+                           capture_output=True, text=True, timeout=60)  # fmt: skip
+    assert ended.returncode == 2
+    assert all(name in ended.stderr for name in COMMANDS), ended.stderr

@@ -182,10 +182,10 @@ def test_a_script_that_trains_alone_beside_others_is_warned(tmp_path, processes,
 
 
 def test_the_choices_of_the_command_line_are_those_of_the_table():
-    from p3.cli import _parser
+    from p3.cli import parser
 
     for adapter in adapters.ADAPTERS:
-        assert _parser(()).parse_args(["exec", "--launcher", adapter.name]).launcher == adapter.name
+        assert parser(["exec"]).parse_args(["exec", "--launcher", adapter.name]).launcher == adapter.name
     assert len({adapter.name for adapter in adapters.ADAPTERS}) == 5
 
 

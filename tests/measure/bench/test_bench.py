@@ -371,7 +371,7 @@ def test_no_secret_is_on_a_command_line_to_another_host(monkeypatch):
 
 
 def options_of(*arguments):
-    options = cli._parser().parse_args(["bench", *arguments])
+    options = cli.parser().parse_args(["bench", *arguments])
     fill_in_rate(options)
     return options
 

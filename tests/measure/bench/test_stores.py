@@ -127,7 +127,7 @@ def test_compressed_stores_stand_behind_what_they_are_of():
 
 
 def options_of(*arguments):
-    return cli._parser().parse_args(["bench", *arguments])
+    return cli.parser().parse_args(["bench", *arguments])
 
 
 def test_bench_takes_compressed_stores_of_torch_in_turns_with_others():
