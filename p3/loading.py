@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 from typing import Iterator
 
 
@@ -17,3 +18,17 @@ def for_good() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@contextlib.contextmanager
+def without(module: str) -> Iterator[None]:
+    """Around imports of what does without this module where Python lacks it. They do without it from then on, unless it
+    was loaded before; who imports it later has it."""
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # to import it is an ImportError
+    try:
+        yield
+    finally:
+        del sys.modules[module]

@@ -10,7 +10,6 @@ silently leave the default in force. So is a removed one; its warning says what 
 
 from __future__ import annotations
 
-import difflib
 import logging
 import math
 from dataclasses import dataclass, field, fields
@@ -525,6 +524,8 @@ def _warn_of_unknown(env: Mapping[str, str]) -> None:
         if name in REMOVED:
             log.warning("%s is set, but is no longer a setting and has no effect: %s", name, REMOVED[name])
         elif name.startswith("P3_") and name not in VARIABLES and name not in TOLD_TO_SCRIPTS:
+            import difflib  # here: it is for typing errors alone
+
             nearest = difflib.get_close_matches(name, VARIABLES, n=1)
             hint = "; did you mean %s?" % nearest[0] if nearest else ""
             log.warning("%s is set, but P3 has no such setting%s", name, hint)

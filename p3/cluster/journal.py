@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import struct
-import tempfile
 from collections import deque
 from typing import Deque, Iterator, List, Optional, Tuple
 
@@ -41,6 +40,8 @@ class Journal:
         """The descriptor of a new one, for __init__. OSError if there is no room for one anywhere."""
         with contextlib.suppress(AttributeError, OSError):  # Pythons that were built for an older libc do not know it
             return os.memfd_create("p3-journal", os.MFD_CLOEXEC)
+        import tempfile  # here: it loads much, for what hardly any Python needs
+
         with tempfile.TemporaryFile() as file:
             return os.dup(file.fileno())
 

@@ -16,6 +16,7 @@ import sys
 import threading
 from typing import Dict, List, Mapping, NamedTuple, Optional
 
+from p3 import loading
 from p3.errors import ConfigError
 from p3.launch import dying_with
 from p3.settings import Settings
@@ -63,11 +64,13 @@ def execute(settings: Settings, command: List[str], launched: Launched = Launche
         for number in _SHIELDED_FROM:
             signal.signal(number, signal.SIG_IGN)
     if settings.role == "scheduler":
-        from p3.cluster import scheduler
+        with loading.for_good(), loading.without("ssl"):  # which asyncio takes a long time to load: TLS is the core's
+            from p3.cluster import scheduler
 
         return scheduler.main(settings, launched.listen_fd, launched.status_fd, launched.journal_fd)
     if settings.role == "server":
-        from p3.server import process
+        with loading.for_good(), loading.without("ssl"):
+            from p3.server import process
 
         return process.main(settings)
     settings.require("root_host", "root_port", "num_workers", "num_servers")

@@ -21,7 +21,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import shutil
 import time
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
@@ -180,7 +179,7 @@ def _safetensors(tensors: Tensors, metadata: Mapping[str, str]) -> Iterator[Any]
 
 def write_file(path: str, chunks, pace: Optional[Pace] = None) -> Dict[str, Any]:
     """The whole file or none of it, on the disk when this returns; its {"bytes", "sha256"}. OSError."""
-    temporary = "%s.%s" % (path, secrets.token_hex(4))
+    temporary = "%s.%s" % (path, os.urandom(4).hex())
     digest, size = hashlib.sha256(), 0
     try:
         with open(temporary, "xb") as file:

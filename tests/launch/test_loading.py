@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from node_jobs import TRAIN, all_ended, started
 from processes import ROOT, clean_environment
 
 from p3.cli import COMMANDS
@@ -17,6 +18,18 @@ def tell(folder=%r, role=os.environ.get("DMLC_ROLE", "none")):
         file.write("\\n".join(name for name, module in sys.modules.items() if module is not None))
 atexit.register(tell)
 """
+
+# Alike for a scheduler and a server: what trains, starts jobs or measures, and what of Python is slow to load.
+HEAVY = {
+    "numpy", "torch", "mxnet", "ray", "ssl", "statistics", "random", "tempfile", "difflib", "multiprocessing",
+    "p3.worker", "p3.frontend", "p3.torch", "p3.mxnet.changes", "p3.mxnet.kvstore", "p3.measure", "p3.doctor", "p3.top",
+    "p3.launch.launcher", "p3.launch.engines", "p3.launch.launchers.supervise", "p3.launch.commands.run",
+    "p3.launch.commands.join",
+}  # fmt: skip
+OTHERS = {
+    "scheduler": {"p3._core", "p3.server", "p3.snapshots.reading"},
+    "server": {"p3.cluster.scheduler", "p3.cluster.agreement"},
+}
 
 
 @pytest.fixture
@@ -38,6 +51,16 @@ def loaded_by(telling, tmp_path, *arguments):
                        cwd=str(tmp_path), timeout=60, check=True)  # fmt: skip
         found.append(loaded(tmp_path))
     return found[1] - found[0]
+
+
+def test_a_scheduler_and_a_server_load_only_what_they_need(make_cluster, telling, tmp_path):
+    nodes = all_ended(started(make_cluster(workers=1), [TRAIN], **telling))
+    assert [node.code for node in nodes] == [0, 0, 0], nodes
+    assert {"numpy", "p3.worker.session"} <= loaded(tmp_path, "worker")
+    for role, its_own in (("scheduler", "p3.cluster.scheduler"), ("server", "p3.server.process")):
+        names = loaded(tmp_path, role)
+        assert its_own in names
+        assert names & (HEAVY | OTHERS[role]) == set(), role
 
 
 def test_import_p3_loads_next_to_nothing(telling, tmp_path):

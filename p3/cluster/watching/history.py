@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Mapping, Tuple
+from typing import Iterable, List, Mapping, Tuple
 
 LONGEST_S = 60.0  # as far back as anybody looks
 _STEP_S = 4.0  # between two moments that are kept: so there are few of them, however often somebody asks
@@ -77,3 +77,10 @@ class Pace:
         begins = [one for one in self._moments if one[0] <= now - span_s]
         begin = begins[-1] if begins else self._moments[0]
         return (end[1] - begin[1]) / (end[0] - begin[0]) if end[0] > begin[0] else 0.0
+
+
+def median(values: Iterable[float]) -> float:
+    """Of at least one. As statistics.median(), which takes a twentieth of the scheduler's start to load."""
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return (ordered[half] + ordered[-half - 1]) / 2

@@ -7,10 +7,9 @@ report how much they have exchanged with each server, so servers need not count 
 
 from __future__ import annotations
 
-import statistics
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from p3.cluster.watching.history import History, Pace
+from p3.cluster.watching.history import History, Pace, median
 
 # A worker is slow if its pushes come so late, and by such a share of a step; a server, if slices queue so long for it,
 # and so many times as long as for the others.
@@ -112,7 +111,7 @@ def view(
         "kind": "view",
         "seconds": seconds,
         "missing": "",
-        "over_s": statistics.median(stretches) if stretches else 0.0,
+        "over_s": median(stretches) if stretches else 0.0,
         "workers": of_workers,
         "servers": of_servers,
         "links": links.rows([*workers, *servers], span_s),
@@ -185,7 +184,7 @@ def _slowest_worker(rows: Sequence[dict]) -> Optional[int]:
         return None
     slowest = max(rows, key=lambda row: row["late_s"])
     rates = [row["steps_per_s"] for row in rows if row["steps_per_s"] > 0]
-    step_s = 1 / statistics.median(rates) if rates else 0.0
+    step_s = 1 / median(rates) if rates else 0.0
     is_slow = slowest["late_s"] > max(_LATE_S, _LATE_SHARE * step_s)
     return slowest["rank"] if is_slow else None
 
@@ -194,5 +193,5 @@ def _slowest_server(rows: Sequence[dict]) -> Optional[int]:
     if len(rows) < 2:
         return None
     slowest = max(rows, key=lambda row: row["queue_s"])
-    others = statistics.median(row["queue_s"] for row in rows if row is not slowest)
+    others = median(row["queue_s"] for row in rows if row is not slowest)
     return slowest["rank"] if slowest["queue_s"] > max(_QUEUE_S, _QUEUE_TIMES * others) else None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import List
+
+from p3.cluster.watching.history import median
 
 
 def line(view: dict) -> str:
@@ -15,7 +16,7 @@ def line(view: dict) -> str:
     parts = ["round %d" % rounds, "%s steps/s" % rate(steps_per_s(view))]
     shares = [row["waited_share"] for row in workers if row["waited_share"] is not None]
     if shares:
-        parts.append("workers waited %s of the time%s" % (share(statistics.mean(shares)), _for_what(workers)))
+        parts.append("workers waited %s of the time%s" % (share(sum(shares) / len(shares)), _for_what(workers)))
     parts.append("links %s" % _links(view["links"]))
     parts += slowest(view)
     return "%s (over the last %.0f s)" % (", ".join(parts), view["over_s"])
@@ -24,7 +25,7 @@ def line(view: dict) -> str:
 def steps_per_s(view: dict) -> float:
     """Of the job: as many workers are faster as are slower."""
     rates = [row["steps_per_s"] for row in view["workers"] if row["state"] == "runs"]
-    return statistics.median(rates) if rates else 0.0
+    return median(rates) if rates else 0.0
 
 
 def _for_what(workers: List[dict]) -> str:

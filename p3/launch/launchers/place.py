@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from typing import Callable, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from p3.errors import ConfigError
@@ -35,8 +34,7 @@ def counted(place: Place, machines: Sequence[str]) -> Place:
     )
 
 
-@dataclass(frozen=True)
-class Adapter:
+class Adapter(NamedTuple):
     """What one launcher says, and where."""
 
     name: str  # of --launcher
