@@ -542,9 +542,14 @@ class Scheduler:
             self._fail("%s: no connection between the nodes %s: waiting for %s" % (self._label, waited, slow))
 
     def _give_up_servers(self) -> None:
-        slow = ", ".join(str(entry) for entry in self._roster.entries if not entry.left)
-        if slow:
-            self._fail("%s: %s did not end %g s after the last worker" % (self._label, slow, self._settings.timeout_s))
+        """Behind the last worker a job that goes on without servers has no need of them."""
+        slow = [entry for entry in self._roster.entries if not entry.left and not entry.gone]
+        what = "did not end %g s after the last worker" % self._settings.timeout_s
+        if self._settings.outlives_servers:
+            for entry in slow:
+                self._lost(entry, what)
+        elif slow:
+            self._fail("%s: %s %s" % (self._label, ", ".join(map(str, slow)), what))
 
     def _lost(self, entry: Entry, what: str) -> None:
         if entry.left or entry.gone:

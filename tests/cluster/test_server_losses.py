@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from p3.cluster import scheduler
+from p3.cluster.connections import channel, frames
 from p3.cluster.journal import Journal
 from p3.cluster.member import Member
 from p3.cluster.node import Node, listen
@@ -19,15 +20,16 @@ from p3.settings import Settings
 SETTINGS = Settings(root_host="127.0.0.1", num_workers=2, num_servers=3, max_workers=3, secret="0123456789abcdef",
                     rendezvous_timeout_s=10, timeout_s=20, on_worker_loss="continue", on_server_loss="continue",
                     node_host="127.0.0.1")  # fmt: skip
+HEARTBEAT = frames.HEADER.pack(*{**dict.fromkeys(frames.FIELDS, 0), "kind": frames.HEARTBEAT}.values())
 MARK = {"kind": "barrier", "number": 1, "mark": {"round": 7, "problem": ""}}
 
 
 class Job:
     """That runs, with `workers` and `servers`, all in this event loop."""
 
-    def __init__(self, journal=None):
+    def __init__(self, journal=None, **settings):
         listener = listen("127.0.0.1")
-        self.settings = replace(SETTINGS, root_port=listener.getsockname()[1])
+        self.settings = replace(SETTINGS, root_port=listener.getsockname()[1], **settings)
         self.scheduler = Scheduler(self.settings, listener, journal=journal)
         self.ending = asyncio.ensure_future(self.scheduler.run())
         self.watches = []
@@ -115,6 +117,40 @@ def test_a_loss_that_one_on_trial_speaks_of_costs_no_server():
             assert (await heard(one, "departed"))["rank"] == 2
 
     play(test)
+
+
+@pytest.mark.parametrize("stuck", [{1}, {0, 1, 2}])
+def test_a_server_that_does_not_end_behind_the_last_worker_costs_no_job_that_goes_on_without_it(stuck):
+    """As one that is frozen then: whether its silence, or that it does not end, is noticed first, is chance."""
+
+    async def keep_alive(watch):
+        while True:
+            await channel.send(watch, HEARTBEAT)
+            await channel.read_exactly(watch, len(HEARTBEAT))
+            await asyncio.sleep(0.05)
+
+    async def main():
+        job = Job(timeout_s=1.0)
+        await job.start()
+        beating = [asyncio.ensure_future(keep_alive(one.socket)) for one in job.watches]
+        try:
+            for one in job.workers:
+                one.send({"kind": "bye"})
+            for rank, one in enumerate(job.servers):
+                await asyncio.wait_for(heard(one, "stop"), 20)
+                if rank not in stuck:
+                    one.send({"kind": "bye"})
+            return await asyncio.wait_for(job.ending, 20)
+        finally:
+            for one in [*beating, job.ending]:
+                one.cancel()
+            await asyncio.gather(*beating, job.ending, return_exceptions=True)
+
+    failure = asyncio.run(main())
+    if len(stuck) == 1:
+        assert failure is None
+    else:
+        assert "did not end 1 s after the last worker" in failure and "no other server is left" in failure
 
 
 def reports_of_a_successor(lost, entrant=False):
