@@ -90,6 +90,24 @@ def test_so_they_have_if_it_only_freezes(tmp_path, processes, undisturbed):
     assert "server 1 (127.0.0.1) sent no heartbeat for 3 s" in ended.out + ended.err, ended
 
 
+@pytest.mark.parametrize("slices", [130, 150, 171])
+def test_so_they_have_if_it_wakes_up_behind_its_loss(make_cluster, undisturbed, slices):
+    """Where nobody ends it: what it still sends comes to nobody."""
+    env = {"P3S_DEATHS": "1:%d" % slices, "P3S_DEATH": "asleep", "P3_TIMEOUT_S": "3", "P3_ON_SERVER_LOSS": "continue",
+           "P3_LOCAL_AGGREGATION": "0", "OMP_NUM_THREADS": "1", strike.MARK: uuid.uuid4().hex}  # fmt: skip
+    cluster = make_cluster(WORKERS, SERVERS)
+    script = "import sys\nsys.path.insert(0, %r)\nsys.argv[1:] = ['%d']\nimport losing_servers\nlosing_servers.main()\n"
+    script %= (str(SCRIPTS), STEPS)
+    scheduler = cluster.start("scheduler", **env)
+    servers = [cluster.start("server", P3_RANK=str(rank), **env) for rank in range(SERVERS)]
+    workers = [cluster.start("worker", script, P3_RANK=str(rank), **env) for rank in range(WORKERS)]
+    ended = [node.wait(100) for node in (*workers, scheduler, servers[0], servers[2])]
+    assert [one.code for one in ended] == [0] * len(ended), ended
+    out = "".join(one.out for one in ended)
+    assert set(re.findall(r"worker \d: (\w{64})", out)) == {undisturbed()} and out.count("struck at") == 1, ended
+    assert servers[1].wait(20).code == 1
+
+
 def test_so_they_have_if_only_one_worker_does_not_reach_it(tmp_path, processes, undisturbed):
     env = {"P3S_DEATHS": "1:150", "P3S_DEATH": "cut", "P3_LOCAL": "tcp"}
     ended = run(tmp_path, processes, *CONTINUE, **env)

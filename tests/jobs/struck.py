@@ -12,8 +12,9 @@ from p3.measure.chaos.matrix import Victim
 
 def begin(session):
     """P3S_DEATHS, "WHO:SLICES" separated by commas: worker 0 kills WHO, a server's rank or "scheduler", when so many
-    slices have come to worker 0 since the one before. P3S_DEATH: how; "frozen" for ever, or killed; or "cut": worker 0
-    only loses its connection. P3S_WORKER_DIES "RANK:SLICES": and that worker kills itself."""
+    slices have come to worker 0 since the one before. P3S_DEATH: how; "frozen" for ever, or "asleep" until worker 0 has
+    heard that it is lost, or killed; or "cut": worker 0 only loses its connection. P3S_WORKER_DIES "RANK:SLICES": and
+    that worker kills itself."""
     rank, _, slices = os.environ.get("P3S_WORKER_DIES", "").partition(":")
     blows = []
     if rank == str(session.rank):
@@ -31,14 +32,20 @@ def begin(session):
             due = session.counters()["slices_received"] + slices
             while session.counters()["slices_received"] < due:
                 time.sleep(1e-4)
+            lost = session.servers.lost
             blow(victim)
+            if os.environ.get("P3S_DEATH") == "asleep":
+                while session.servers.lost == lost:
+                    time.sleep(1e-4)
+                os.kill(victim, signal.SIGCONT)
             print("struck at %d" % session.counters()["slices_received"], flush=True)
 
     threading.Thread(target=watch, daemon=True).start()
 
 
 def _kill(pid):
-    os.kill(pid, signal.SIGSTOP if os.environ.get("P3S_DEATH") == "frozen" else signal.SIGKILL)
+    freezes = os.environ.get("P3S_DEATH") in ("frozen", "asleep")
+    os.kill(pid, signal.SIGSTOP if freezes else signal.SIGKILL)
 
 
 def _cut(port):
