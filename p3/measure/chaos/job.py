@@ -11,11 +11,13 @@ Each worker keeps a journal, JSON lines in a file: the rounds that were right or
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -24,10 +26,11 @@ from typing import Callable, List, Optional, Sequence
 
 import numpy as np
 
-from p3.measure.chaos.matrix import NUMPY, SERVERS, WORKERS, Cell, Victim
+from p3.measure.chaos.matrix import CUT, NUMPY, SERVERS, WORKERS, Cell, Victim
 from p3.measure.chaos.strike import MARK, find, strike
 from p3.measure.lab import network
 from p3.measure.workers.lines import digest
+from p3.settings import Settings
 from p3.snapshots import files
 from p3.worker import session as sessions
 from p3.worker.session import Session
@@ -78,8 +81,7 @@ class Blow:
     def in_round(self, session: Session, number: int, slices: int, pushed: int) -> bool:
         """True if it struck in this round of so many slices, of which the caller has pushed some and holds back the
         rest: so the moment comes while the round is under way, however late this process looks."""
-        hit_in = {"first-round": 1, "mid-push": self.cell.course.hit_in, "mid-broadcast": self.cell.course.hit_in}
-        if hit_in.get(self.cell.moment) != number:
+        if self.cell.hit_in != number:
             return False
         if self.cell.victim.role == "server":
             slices, pushed = slices // session.num_servers, pushed // session.num_servers
@@ -140,12 +142,12 @@ def weights(history: History, key: int) -> float:
 
 
 def train(
-    session: Session, journal: Journal, cell: Cell, blow: Optional[Blow], alone: Callable[[int], None]
+    session: Session, journal: Journal, cell: Cell, blow: Optional[Blow], folder: Path, alone: Callable[[int], None]
 ) -> None:
-    """`alone(round)` is called behind each round of a job that has lost a machine."""
+    """`folder`: of the run. `alone(round)` is called behind each round of a job that has lost a machine."""
     rounds = cell.course.rounds
     has_snapshots = "P3_SNAPSHOT_DIR" in os.environ
-    begun, state = session.resume() if has_snapshots or cell.rejoins else (0, None)
+    begun, state = session.resume() if has_snapshots or cell.joins else (0, None)
     history = list(state["history"]) if begun else []
     own = Sums(state) if cell.servers_only_sum else None
     if own is None:
@@ -163,9 +165,11 @@ def train(
     journal("begun", round=begun, **judged(cell, history, values))
     members = range(session.num_workers)
     for number in range(begun + 1, rounds + 1):
-        if cell.rejoins:
+        if number == rounds:
+            await_second_blow(cell, folder)
+        if cell.joins:
             given = {} if own is None else own.state()
-            members = all_members(session, number - 1, {"history": list(history), **given})
+            members = all_members(cell, session, number - 1, {"history": list(history), **given})
         gradients = [np.full(ELEMENTS, gradient(session.rank, number, index), np.float32) for index in range(KEYS)]
         if blow is not None:
             blow.before_round(session)
@@ -211,27 +215,60 @@ class Sums:
         return {"values": list(self.values), "momenta": list(self._momenta)}
 
 
-def strike_a_server(cell: Cell, options: argparse.Namespace) -> None:
-    """In a thread: within 3 s of the blow, wherever the process that is to join is by then."""
-    drawn = random.Random(options.seed)
+def strike_again(cell: Cell, options: argparse.Namespace) -> None:
+    """In a thread: a server or this process is killed within 3 s of the first blow, wherever the process that is to
+    join is by then; or who was stopped or cut off comes back about when it is given up."""
+    drawn, folder = random.Random(options.seed), Path(options.folder)
     victim, delay_s = Victim("server", drawn.randrange(SERVERS)), drawn.uniform(0, 3)
-    pid, struck = find(victim, os.environ[MARK]), Path(options.folder, "struck")
+    if cell.returns:
+        victim, delay_s = cell.victim, drawn.uniform(0.8, 1.3) * Settings.from_env(os.environ).timeout_s
+    pid = os.getpid() if cell.loses_worker_too else find(victim, os.environ[MARK])
 
     def follow() -> None:
-        while not struck.exists():
+        while not (folder / "struck").exists():
             time.sleep(0.001)
         time.sleep(delay_s)
-        os.kill(pid, signal.SIGKILL)
+        (folder / "struck again").touch()
+        if cell.returns and cell.blow == CUT:
+            network.mend(Path(options.lab), int(options.host))
+        else:
+            with contextlib.suppress(ProcessLookupError):  # `p3 run` has ended what was given up
+                os.kill(pid, signal.SIGCONT if cell.returns else signal.SIGKILL)
 
     threading.Thread(target=follow, daemon=True).start()
 
 
-def all_members(session: Session, number: int, state: dict) -> List[int]:
-    """At this mark, when another process has joined in the place of one that is lost."""
+def await_second_blow(cell: Cell, folder: Path) -> None:
+    """If there is one behind a first that has fallen."""
+    deadline = time.monotonic() + WAIT_S
+    while cell.has_second_blow and (folder / "struck").exists() and time.monotonic() < deadline:
+        if (folder / "struck again").exists():
+            return
+        time.sleep(0.001)
+
+
+def bring_another(cell: Cell, options: argparse.Namespace, arguments: Sequence[str]) -> None:
+    """In a thread: starts a process that joins the job, about when the blow falls, again and again until one has."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("DMLC_NUM_")}
+    env["P3_RANK"] = str(cell.workers)
+    job = [sys.executable, "-m", "p3.measure.chaos.job", *arguments]
+
+    def bring() -> None:
+        time.sleep(random.Random(-options.seed).uniform(0, 2))
+        while subprocess.call([sys.executable, "-m", "p3", "join", *job], env=env) != 0:
+            pass
+
+    threading.Thread(target=bring, daemon=True).start()
+
+
+def all_members(cell: Cell, session: Session, number: int, state: dict) -> List[int]:
+    """At this mark, when another process has joined in the place of one that is lost; or, from the blow on, a further
+    one."""
+    wanted = set(range(cell.workers)) if cell.rejoins else {cell.workers} if number >= cell.hit_in else set()
     deadline = time.monotonic() + WAIT_S
     while True:
         members = session.agree_on_members(number, state)
-        if len(members) == session.num_workers or time.monotonic() > deadline:
+        if wanted <= set(members) or time.monotonic() > deadline:
             return list(members)
         time.sleep(0.05)
 
@@ -247,14 +284,20 @@ def judged(cell: Cell, history: History, landings: list) -> dict:
 
 def _without(cell: Cell, history: History) -> List[History]:
     """What the history may be, if the victim departs: of the round in which it was struck, each slice has its gradient
-    or lacks it. Between rounds it has none under way. If another one joins, it does before the next round."""
+    or lacks it. Between rounds it has none under way. If another one joins, it does before the next round. If a second
+    one departs, some time, it is struck in the last round in which it was a member, if in any."""
     course, rounds = cell.course, list(enumerate(history, 1))
     whole = {"first-round": 0, "snapshot": course.hit_snapshot, "exit": course.rounds}  # the last it took part in
     last = whole.get(cell.moment, course.hit_in - 1)
     lasts = (last,) if cell.moment in ("snapshot", "exit") else (last, last + 1)
     is_back = lambda number: cell.rejoins and number > last + 1  # noqa: E731
     is_there = lambda rank, number, one: rank != cell.victim.rank or number <= one or is_back(number)  # noqa: E731
-    return [[[rank for rank in ranks if is_there(rank, number, one)] for number, ranks in rounds] for one in lasts]
+    of_first = [[[rank for rank in ranks if is_there(rank, number, one)] for number, ranks in rounds] for one in lasts]
+    if not cell.loses_worker_too:
+        return of_first
+    last = max((number for number, ranks in rounds if cell.second in ranks), default=0)
+    return of_first + [[[rank for rank in ranks if (rank, number) != (cell.second, last)]
+                        for number, ranks in enumerate(one, 1)] for one in of_first]  # fmt: skip
 
 
 def call_machine_back(cell: Cell, options: argparse.Namespace, number: int) -> None:
@@ -295,19 +338,19 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--training", required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--striker", type=int, required=True)
-    parser.add_argument("--departs-by", default="")
+    parser.add_argument("--by", default="")
     parser.add_argument("--lab")
     parser.add_argument("--host")
     options = parser.parse_args(arguments)
     rank = int(os.environ["P3_RANK"])
     journal = Journal(Path(options.folder, f"worker-{rank}.jsonl"))
     strikes = rank == options.striker and not Path(options.folder, "struck").exists()
-    cell = Cell(
-        Victim(options.role, options.rank), options.fault, options.moment, options.training, options.departs_by
-    )
+    cell = Cell(Victim(options.role, options.rank), options.fault, options.moment, options.training, options.by)
     blow = Blow(cell, options, journal) if strikes else None
-    if cell.loses_server_too and rank == (cell.victim.rank + 1) % cell.workers:
-        strike_a_server(cell, options)
+    if cell.has_second_blow and rank == cell.second:
+        strike_again(cell, options)
+    if cell.grows and rank == min(cell.others):
+        bring_another(cell, options, sys.argv[1:] if arguments is None else arguments)
     if blow is not None:
         blow.find_victim()
         if options.moment == "rendezvous":
@@ -317,7 +360,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
     try:
         if options.training == NUMPY:
             session = Session.open()
-            train(session, journal, cell, blow, functools.partial(call_machine_back, cell, options))
+            alone = functools.partial(call_machine_back, cell, options)
+            train(session, journal, cell, blow, Path(options.folder), alone)
         else:
             from p3.measure.chaos import trainings
 

@@ -19,10 +19,13 @@ FAULTS = {
     "depart": "a worker of three is struck under `p3 run --on-worker-loss continue`: the others train on without it",
     "rejoin": "SIGKILL of a worker of three under `p3 run --on-worker-loss continue --rejoin`: another process joins "
     "in its place",
-    "inherit": "SIGKILL of a server under `p3 run --on-server-loss continue`, where workers apply what it would: "
-    "another one takes over",
+    "inherit": "a server is struck under `p3 run --on-server-loss continue`, where workers apply what it would: "
+    "another one takes over; one that is stopped or cut off is back about when it is given up",
     "inherit-sums": "the same where servers only sum",
     "rejoin-heir": "the same as rejoin, with `--on-server-loss continue`, and within 3 s a server is killed, too",
+    "grow": "SIGKILL of a worker of three under `p3 run --on-worker-loss continue --max-workers 4`, and within 3 s of "
+    "another one, while a further one joins",
+    "grow-heir": "the same, with `--on-server-loss continue`, and a server is killed instead of the other worker",
 }
 MOMENTS = {
     "rendezvous": "before the job is complete",
@@ -32,7 +35,7 @@ MOMENTS = {
     "snapshot": "a snapshot is being written",
     "exit": "the last round is done, and not all have left",
 }
-# What strikes a victim. A worker that departs is struck by one of these; other faults have one each.
+# What strikes a victim. Who departs, or has an heir, is struck by one of these; other faults have one each.
 KILL, STOP, CUT = "kill", "stop", "cut"
 BLOWS = (KILL, STOP, CUT)
 _BLOW_OF = {"stop": STOP, "cut": CUT, "gone": CUT, "back": CUT}  # all others: KILL
@@ -56,8 +59,10 @@ TRAININGS = {
 
 COMES_BACK = ("restart", "gone", "back")
 REJOINS = ("rejoin", "rejoin-heir")
-DEPARTS = ("depart", *REJOINS)
+GROWS = ("grow", "grow-heir")
+DEPARTS = ("depart", *REJOINS, *GROWS)
 INHERITS = ("inherit", "inherit-sums")
+STRUCK_BY_ANY = ("depart", *INHERITS)
 GOES_ON = (*COMES_BACK, "replace", *DEPARTS, *INHERITS)  # and so ends as it would have
 
 
@@ -88,7 +93,7 @@ class Cell(NamedTuple):
     fault: str
     moment: str
     training: str = NUMPY
-    departs_by: str = ""  # one of BLOWS, if the fault is "depart"
+    by: str = ""  # one of BLOWS, if the fault is one of STRUCK_BY_ANY
 
     @property
     def departs(self) -> bool:
@@ -101,13 +106,52 @@ class Cell(NamedTuple):
         return self.fault in REJOINS
 
     @property
+    def grows(self) -> bool:
+        """By one more worker, which has the next rank."""
+        return self.fault in GROWS
+
+    @property
+    def joins(self) -> bool:
+        return self.rejoins or self.grows
+
+    @property
+    def goes_on_without(self) -> bool:
+        """The others, while the victim is lost."""
+        return self.departs or self.fault in INHERITS
+
+    @property
     def outlives_servers(self) -> bool:
         return self.loses_server_too or self.fault in INHERITS
+
+    # A second blow, some time behind the first, which falls before the job's last round.
 
     @property
     def loses_server_too(self) -> bool:
         """While another process joins, or before that, or behind it."""
-        return self.fault == "rejoin-heir"
+        return self.fault in ("rejoin-heir", "grow-heir")
+
+    @property
+    def loses_worker_too(self) -> bool:
+        return self.fault == "grow"
+
+    @property
+    def returns(self) -> bool:
+        """The victim, about when it is given up."""
+        return self.fault in INHERITS and self.blow != KILL
+
+    @property
+    def has_second_blow(self) -> bool:
+        return self.loses_server_too or self.loses_worker_too or self.returns
+
+    @property
+    def second(self) -> int:
+        """The rank of the worker that deals the second blow, perhaps to itself."""
+        return max(self.others)
+
+    @property
+    def others(self) -> Sequence[int]:
+        """The ranks of workers that are there from the beginning, and are not the victim."""
+        return [rank for rank in range(self.workers) if self.victim != Victim("worker", rank)]
 
     @property
     def servers_only_sum(self) -> bool:
@@ -115,7 +159,7 @@ class Cell(NamedTuple):
 
     @property
     def blow(self) -> str:
-        return self.departs_by or _BLOW_OF.get(self.fault, KILL)
+        return self.by or _BLOW_OF.get(self.fault, KILL)
 
     @property
     def is_cut(self) -> bool:
@@ -134,6 +178,12 @@ class Cell(NamedTuple):
     @property
     def course(self) -> Course:
         return COURSE_OF_MACHINES if self.loses_machine else COURSES[self.training]
+
+    @property
+    def hit_in(self) -> int:
+        """The round that is under way then; 0 if it is none."""
+        in_one = {"first-round": 1, "mid-push": self.course.hit_in, "mid-broadcast": self.course.hit_in}
+        return in_one.get(self.moment, 0)
 
     @property
     def striker(self) -> int:
@@ -165,7 +215,7 @@ class Cell(NamedTuple):
 
     @property
     def workers_at_end(self) -> int:
-        return self.workers - (self.fault in ("gone", "depart"))
+        return self.workers - (self.fault in ("gone", "depart", "grow"))
 
 
 def is_outlived(role: str, fault: str, moment: str) -> bool:
@@ -188,9 +238,9 @@ def cells(
     for training in trainings:
         for fault in faults:
             for moment in moments:
-                for departs_by in BLOWS if fault == "depart" else ("",):
+                for by in BLOWS if fault in STRUCK_BY_ANY else ("",):
                     for victim in Cell(Victim("worker", 0), fault, moment).processes:
-                        cell = Cell(victim, fault, moment, training, departs_by)
+                        cell = Cell(victim, fault, moment, training, by)
                         if victim.role in roles and _is_possible(cell):
                             yield cell
 
@@ -201,7 +251,7 @@ def _is_possible(cell: Cell) -> bool:
         return cell.training == NUMPY and cell.victim == Victim("worker", 1) and is_later
     if cell.fault in INHERITS:  # a job that has not begun ends
         return cell.training == NUMPY and cell.victim.role == "server" and cell.moment != "rendezvous"
-    if cell.rejoins:  # what the job may have trained is known where it was struck in the midst of a round
+    if cell.joins:  # what the job may have trained is known where it was struck in the midst of a round
         is_later = cell.moment in ("first-round", "mid-push", "mid-broadcast")
         return cell.training == NUMPY and cell.victim.role == "worker" and is_later
     if cell.departs:

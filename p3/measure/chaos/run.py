@@ -24,7 +24,7 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
 from p3.measure.jobs.job import LocalHost
 from p3.measure.chaos import lab_ssh
 from p3.measure.chaos.lab_ssh import LAB, host_of
-from p3.measure.chaos.matrix import GOES_ON, INHERITS, NUMPY, REJOINS, SERVERS, Cell, Victim
+from p3.measure.chaos.matrix import GOES_ON, GROWS, INHERITS, NUMPY, REJOINS, SERVERS, Cell
 from p3.measure.chaos.strike import environment, marked
 from p3.measure.lab import hosts
 
@@ -36,7 +36,7 @@ MACHINES = (1, 2)  # of the lab, each with a worker and a server, if it is machi
 # Of processes that were just killed; the kernel takes a moment.
 VANISH_S = 2.0
 
-GOOD = ("raised", "ended", "done", "came back", "replaced", "departed", "rejoined", "inherited", "outlived")
+GOOD = ("raised", "ended", "done", "came back", "replaced", "departed", "rejoined", "grew", "inherited", "outlived")
 
 _ERROR = re.compile(r"(?:(?:P3|Rendezvous|Authentication|Timeout|Runtime|Config)Error: |^p3: )(.*)")
 _ENDED = re.compile(r"^INFO p3.run: (\w+(?: \d+)?) ended with (.*)$")
@@ -80,7 +80,7 @@ def _command(cell: Cell, site: Sequence, folder: Path, seed: int) -> List[str]:
     launcher = ["-n", str(cell.workers), "-s", str(SERVERS)]
     job = ["--folder", str(folder), "--role", cell.victim.role, "--rank", str(cell.victim.rank), "--fault", cell.fault,
            "--moment", cell.moment, "--training", cell.training, "--seed", str(seed),
-           "--striker", str(cell.striker), "--departs-by", cell.departs_by]  # fmt: skip
+           "--striker", str(cell.striker), "--by", cell.by]  # fmt: skip
     if cell.has_snapshots:
         launcher += ["--snapshot-dir", str(folder / "snapshots"), "--snapshot-every",
                      str(cell.course.snapshot_every)]  # fmt: skip
@@ -90,6 +90,8 @@ def _command(cell: Cell, site: Sequence, folder: Path, seed: int) -> List[str]:
         launcher += ["--on-worker-loss", "wait"]
     if cell.departs:
         launcher += ["--on-worker-loss", "continue", *(["--rejoin"] if cell.rejoins else [])]
+    if cell.grows:
+        launcher += ["--max-workers", str(cell.workers + 1)]
     if cell.outlives_servers:
         launcher += ["--on-server-loss", "continue"]
     if cell.is_cut:
@@ -150,7 +152,7 @@ def _watch(command: Sequence[str], env: Dict[str, str], deadline_s: float):
 def _journals(cell: Cell, folder: Path) -> Dict[int, List[dict]]:
     return {
         rank: [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
-        for rank in range(cell.workers)
+        for rank in range(cell.workers + cell.grows)
         for path in [folder / f"worker-{rank}.jsonl"]
         if path.exists()
     }
@@ -216,8 +218,7 @@ def _record(cell: Cell, seed: int, code, said, ended, journals, left) -> dict:
     if blow is not None:
         record["end_s"] = round(ended - blow["at"], 3)
         record["error_s"] = max((round(line.at - blow["at"], 3) for line in errors.values()), default=None)
-        goes_on = cell.departs or cell.fault in INHERITS
-        record["on_s"] = _gone_on_s(cell, journals, blow["at"]) if goes_on else None
+        record["on_s"] = _gone_on_s(cell, journals, blow["at"]) if cell.goes_on_without else None
     record["outcome"] = _outcome(cell, record, done)
     if record["outcome"] not in GOOD:
         record["said"] = [line.text for line in said][-60:]
@@ -228,8 +229,7 @@ def _gone_on_s(cell: Cell, journals: Dict[int, List[dict]], struck: float) -> Op
     """Seconds until each survivor had ended the round under way or, in the last one, the job; None if one has not."""
     after = [
         [entry["at"] - struck for entry in journals.get(rank, []) if entry["kind"] in ("round", "end")]
-        for rank in range(cell.workers)
-        if cell.victim != Victim("worker", rank)
+        for rank in cell.others
     ]
     firsts = [min((at for at in one if at > 0), default=None) for one in after]
     return None if None in firsts else round(max(firsts), 3)
@@ -256,8 +256,10 @@ def _outcome(cell: Cell, record: dict, done: set) -> str:
     if record["fault"] in GOES_ON or cell.is_outlived:
         is_complete = len(done) == cell.workers_at_end and record["rounds"] == cell.course.rounds
         came_back = record["code"] == 0 and is_complete
-        back = {"replace": "replaced", "depart": "departed", **dict.fromkeys(REJOINS, "rejoined"),
-                **dict.fromkeys(INHERITS, "inherited")}.get(cell.fault, "came back")  # fmt: skip
+        back = {
+            "replace": "replaced", "depart": "departed", **dict.fromkeys(REJOINS, "rejoined"),
+            **dict.fromkeys(GROWS, "grew"), **dict.fromkeys(INHERITS, "inherited"),
+        }.get(cell.fault, "came back")  # fmt: skip
         back = "outlived" if cell.is_outlived else back
         return back if came_back else "stayed away"
     if record["code"] == 0:
@@ -287,7 +289,7 @@ def _errors(cell: Cell, said: List[Line]) -> Dict[str, Line]:
 
 def _speaks(cell: Cell) -> bool:
     """Whether the victim has to say how it ended, as it lives, and the job ends with it."""
-    return cell.is_cut and not cell.departs
+    return cell.is_cut and not cell.goes_on_without
 
 
 def _names(cell: Cell, text: str) -> bool:

@@ -6,7 +6,8 @@ import statistics
 from typing import Dict, List, Optional
 
 from p3.measure.chaos.matrix import (
-    BLOWS, COMES_BACK, DEPARTS, FAULTS, GOES_ON, INHERITS, MOMENTS, NUMPY, REJOINS, ROLES, TRAININGS, is_outlived,
+    BLOWS, COMES_BACK, DEPARTS, FAULTS, GOES_ON, GROWS, INHERITS, MOMENTS, NUMPY, REJOINS, ROLES, TRAININGS,
+    is_outlived,
 )  # fmt: skip
 
 _UNTIL_ON = "until each survivor had ended the round under way, or the job"
@@ -47,6 +48,8 @@ def _summary(records: List[dict]) -> str:
         f" {sum(r['fault'] == 'depart' for r in struck)} |",
         f"| another process joined in a lost worker's place, and the weights were right | {count('rejoined')} of"
         f" {sum(r['fault'] in REJOINS for r in struck)} |",
+        f"| a further process joined while others were lost, and the weights were right | {count('grew')} of"
+        f" {sum(r['fault'] in GROWS for r in struck)} |",
         f"| another server took over from a lost one, and the weights were right | {count('inherited')} of"
         f" {sum(r['fault'] in INHERITS for r in struck)} |",
         f"| errors of survivors that named whom the fault hit | {sum(r['names_victim'] for r in struck)} of"
@@ -65,7 +68,7 @@ def _table(fault: str, records: List[dict]) -> Optional[str]:
     chosen = [record for record in records if record["fault"] == fault]
     if not chosen:
         return None
-    by, columns = ("blow", BLOWS) if fault in DEPARTS else ("role", ROLES)
+    by, columns = ("blow", BLOWS) if fault in (*DEPARTS, *INHERITS) else ("role", ROLES)
     until = _UNTIL_ON if fault in (*DEPARTS, *INHERITS) else "to the last error"
     lines = [
         f"**{fault}** ({FAULTS[fault]}): seconds from the fault {until}, and to the end of `p3 run`; median (most)",

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.usefixtures("quick_imports")
 QUICK = {"P3_TIMEOUT_S": "2"}
 
 
-def judged(role, rank, fault, moment, outcome="raised", training=NUMPY, departs_by=""):
-    record = run.run(Cell(Victim(role, rank), fault, moment, training, departs_by), 1, QUICK)
+def judged(role, rank, fault, moment, outcome="raised", training=NUMPY, by=""):
+    record = run.run(Cell(Victim(role, rank), fault, moment, training, by), 1, QUICK)
     assert record["hit"] is not None, record
     assert (record["weights"], sum(record["left"].values())) == ("right", 0), record
     assert record["outcome"] == outcome, record
@@ -93,11 +93,11 @@ def test_a_job_goes_on_without_a_machine_and_with_it_when_it_is_back(fault, work
     assert sum(line.startswith("leaving out host ") for line in record["p3_run"]) == 1, record
 
 
-@pytest.mark.parametrize("rank, moment, departs_by", [
+@pytest.mark.parametrize("rank, moment, by", [
     (0, "mid-broadcast", "kill"), (2, "exit", "stop"), pytest.param(1, "first-round", "cut", marks=needs_lab),
 ])  # fmt: skip
-def test_the_others_go_on_without_a_worker(rank, moment, departs_by):
-    record = judged("worker", rank, "depart", moment, "departed", departs_by=departs_by)
+def test_the_others_go_on_without_a_worker(rank, moment, by):
+    record = judged("worker", rank, "depart", moment, "departed", by=by)
     assert (record["code"], record["rounds"], record["errors"]) == (0, 6, {}), record
     assert record["p3_run"][0].startswith(f"worker {rank} ") and "goes on without it" in record["p3_run"][0], record
     assert 0 < record["on_s"] <= record["end_s"], record
@@ -108,10 +108,48 @@ def test_another_process_joins_in_the_place_of_a_worker():
     assert (record["code"], record["rounds"], record["begun"], record["errors"]) == (0, 6, 3, {}), record
 
 
-@pytest.mark.parametrize("fault, moment", [("inherit", "mid-push"), ("inherit-sums", "mid-broadcast")])
-def test_another_server_takes_over(fault, moment):
-    record = judged("server", 1, fault, moment, outcome="inherited")
-    assert record["on_s"] is not None and record["code"] == 0, record
+def test_the_matrix_loses_every_server_in_every_way_at_every_moment_of_a_job_that_goes_on():
+    inheriting = list(cells(ROLES, INHERITS, tuple(MOMENTS), (NUMPY,)))
+    found = {(*cell.victim, cell.fault, cell.moment, cell.blow) for cell in inheriting}
+    moments = MOMENTS.keys() - {"rendezvous"}  # a job that has not begun ends
+    assert found == {
+        ("server", rank, fault, moment, blow)
+        for rank in range(2) for fault in INHERITS for moment in moments for blow in BLOWS
+    }  # fmt: skip
+    assert len(found) == len(inheriting)
+
+
+@pytest.mark.parametrize("fault, moment, by", [
+    ("inherit", "mid-push", "kill"), ("inherit-sums", "mid-broadcast", "kill"),
+    ("inherit", "mid-broadcast", "stop"), pytest.param("inherit-sums", "mid-push", "cut", marks=needs_lab),
+])  # fmt: skip
+def test_another_server_takes_over(fault, moment, by):
+    record = judged("server", 1, fault, moment, outcome="inherited", by=by)
+    assert record["on_s"] is not None and (record["code"], record["rounds"]) == (0, 6), record
+
+
+@pytest.mark.parametrize("rank, fault", [(0, "grow"), (2, "grow-heir")])
+def test_a_further_process_joins_although_others_die_meanwhile(rank, fault):
+    record = judged("worker", rank, fault, "mid-push", outcome="grew")
+    assert (record["code"], record["rounds"]) == (0, 6), record
+    told = "worker " if fault == "grow" else "server "
+    assert sum(line.startswith(told) for line in record["p3_run"]) == (2 if fault == "grow" else 1), record
+    assert record["p3_run"][0].startswith(f"worker {rank} ended with signal SIGKILL"), record
+
+
+def test_the_second_worker_that_departs_is_missed_in_the_last_round_that_had_it_or_in_none():
+    cell = Cell(Victim("worker", 0), "grow", "mid-push")
+    assert (cell.course.hit_in, cell.second) == (3, 2)
+    history = [[0, 1, 2]] * 3 + [[1, 2, 3]] * 2 + [[1, 3]]
+    of_slices = [[0, 1, 2]] * 2 + [[1, 2]] + [[1, 2, 3], [1, 3]] + [[1, 3]]
+
+    def is_right(one):
+        landings = [np.full(2, job.weights(one, key), np.float32) for key in range(job.KEYS)]
+        return job.judged(cell, history, landings)["right"]
+
+    assert is_right(history) and is_right(of_slices)
+    assert not is_right([[0, 1, 2]] * 3 + [[1, 3]] * 3)
+    assert not is_right([[0, 1, 2]] * 3 + [[1, 2, 3]] * 3)
 
 
 def test_another_process_joins_although_a_server_dies_meanwhile():
@@ -132,7 +170,7 @@ def test_whoever_joins_takes_part_in_all_rounds_but_that_in_which_its_predecesso
 
 
 def test_a_slice_of_who_departs_is_in_the_sums_of_the_round_under_way_or_it_is_not():
-    cell = Cell(Victim("worker", 1), "depart", "mid-push", departs_by="kill")
+    cell = Cell(Victim("worker", 1), "depart", "mid-push", by="kill")
     hit, history = cell.course.hit_in, [[0, 1, 2]] * cell.course.rounds
     without, having = ([[0, 1, 2]] * whole + [[0, 2]] * (cell.course.rounds - whole) for whole in (hit - 1, hit))
 
