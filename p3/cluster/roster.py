@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Optional, Tuple
+from typing import Dict, Iterable, List, Optional, Set, Tuple
 
 from p3.cluster import messages
 from p3.cluster.connections import channel
@@ -31,6 +31,7 @@ class Entry:
         self.reports = Reports()  # for those who watch
         self.left = join is None
         self.gone = join is None  # lost, and perhaps replaced; of one that has departed, `left` as well
+        self.lost_servers: Set[int] = set()  # of a worker: ranks of those that it says it has lost
         self.catches_up = False  # takes a lost worker's place, and hears of nothing until it is ready
 
     def __str__(self) -> str:

@@ -605,13 +605,14 @@ class Scheduler:
 
     def _on_server_lost(self, worker: Entry, rank: int) -> None:
         """What not all workers reach is no server, though it may be alive. A worker that is itself cut off does not
-        come to say so, or departs in a moment; one that joins departs, whosever fault it is. It is said only once,
-        perhaps to the scheduler before this one."""
+        come to say so, or departs in a moment; so does one that was, and reaches no server any more. One that joins
+        departs, whosever fault it is. It is said only once, perhaps to the scheduler before this one."""
         entry = self._roster.find("server", rank)
         if entry is None or not self._settings.outlives_servers:
             raise ProtocolError("%s says that it has lost server %d" % (worker, rank))
         if self._is_on_probation(worker):
             raise DisagreementError("%s lost its connection to %s while it joined the job" % (worker, entry))
+        worker.lost_servers.add(rank)
         if not entry.gone and not entry.left and not self._end.done():
             asyncio.get_running_loop().call_later(_SECOND_LOOK_S, self._believe, worker, entry)
 
@@ -620,10 +621,16 @@ class Scheduler:
             return
         if worker.stream is None and not worker.left:  # if it lives, it comes back in a moment
             asyncio.get_running_loop().call_later(_SECOND_LOOK_S, self._believe, worker, entry)
+        elif not worker.left and worker.lost_servers >= {one.node.rank for one in self._servers_there}:
+            self._lost(worker, "reaches no server any more")
         else:
             entry.tell({"kind": "abort", "text": "%s: %s has lost its connection to it, and the others go on without it"
                                                  % (self._label, worker)})  # fmt: skip
             self._lost(entry, "is not reached by %s any more" % worker)
+
+    @property
+    def _servers_there(self) -> List[Entry]:
+        return [one for one in self._roster.entries if one.node.role == "server" and not (one.gone or one.left)]
 
     def _lose_server(self, entry: Entry, text: str) -> None:
         if not self._started.is_set():

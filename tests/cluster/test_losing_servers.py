@@ -115,6 +115,14 @@ def test_so_they_have_if_only_one_worker_does_not_reach_it(tmp_path, processes, 
     assert "server 1 (127.0.0.1) is not reached by worker 0 (127.0.0.1) any more" in ended.out + ended.err, ended
 
 
+def test_a_worker_that_reaches_none_of_them_any_more_departs(tmp_path, processes):
+    env = {"P3S_DEATHS": "1:150,0:0,2:0", "P3S_DEATH": "cut", "P3_LOCAL": "tcp", "P3S_WORKER_DIES": "none:0"}
+    ended = run(tmp_path, processes, *CONTINUE, "--on-worker-loss", "continue", **env)
+    digest(ended, WORKERS - 1)
+    assert "worker 0 (127.0.0.1) reaches no server any more" in ended.out + ended.err, ended
+    assert "Another server takes over" not in ended.out + ended.err, ended
+
+
 @pytest.mark.parametrize("deaths", ["scheduler:100,1:1", "1:100,scheduler:1", "1:100,scheduler:150"])
 def test_so_they_have_although_the_scheduler_dies_as_well(tmp_path, processes, undisturbed, deaths):
     ended = run(tmp_path, processes, *CONTINUE, P3S_DEATHS=deaths)

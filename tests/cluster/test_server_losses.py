@@ -119,6 +119,21 @@ def test_a_loss_that_one_on_trial_speaks_of_costs_no_server():
     play(test)
 
 
+@pytest.mark.parametrize("lost", [[0, 1, 2], [2, 0, 1]])
+def test_a_worker_that_reaches_no_server_any_more_is_lost_itself(lost):
+    """As one whose host was cut off and is back: its servers have given it up already, and the scheduler has not."""
+
+    async def test(job):
+        for rank in lost:
+            job.workers[0].send({"kind": "server_lost", "rank": rank})
+        for one in [*job.servers, job.workers[1]]:
+            assert (await heard(one, "departed"))["rank"] == 0
+        job.workers[1].send({"kind": "server_lost", "rank": 2})  # and no server was
+        assert (await heard(job.servers[0], "inherit"))["rank"] == 2
+
+    play(test)
+
+
 @pytest.mark.parametrize("stuck", [{1}, {0, 1, 2}])
 def test_a_server_that_does_not_end_behind_the_last_worker_costs_no_job_that_goes_on_without_it(stuck):
     """As one that is frozen then: whether its silence, or that it does not end, is noticed first, is chance."""
