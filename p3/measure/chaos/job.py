@@ -221,7 +221,7 @@ def strike_again(cell: Cell, options: argparse.Namespace) -> None:
     drawn, folder = random.Random(options.seed), Path(options.folder)
     victim, delay_s = Victim("server", drawn.randrange(SERVERS)), drawn.uniform(0, 3)
     if cell.returns:
-        victim, delay_s = cell.victim, drawn.uniform(0.8, 1.3) * Settings.from_env(os.environ).timeout_s
+        victim, delay_s = cell.victim, drawn.uniform(0.6, 1.3) * Settings.from_env(os.environ).timeout_s
     pid = os.getpid() if cell.loses_worker_too else find(victim, os.environ[MARK])
 
     def follow() -> None:
@@ -293,6 +293,8 @@ def _without(cell: Cell, history: History) -> List[History]:
     is_back = lambda number: cell.rejoins and number > last + 1  # noqa: E731
     is_there = lambda rank, number, one: rank != cell.victim.rank or number <= one or is_back(number)  # noqa: E731
     of_first = [[[rank for rank in ranks if is_there(rank, number, one)] for number, ranks in rounds] for one in lasts]
+    if cell.returns:
+        return [*of_first, history]  # it may not have been given up
     if not cell.loses_worker_too:
         return of_first
     last = max((number for number, ranks in rounds if cell.second in ranks), default=0)

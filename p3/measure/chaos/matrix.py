@@ -17,6 +17,8 @@ FAULTS = {
     "comes back with both",
     "replace": "SIGKILL under `p3 run --on-worker-loss wait`: another process takes the worker's place",
     "depart": "a worker of three is struck under `p3 run --on-worker-loss continue`: the others train on without it",
+    "return": "a worker of three is stopped or cut off under `--on-worker-loss continue --on-server-loss continue`, "
+    "and back about when it is given up: the others train on, with it or without it",
     "rejoin": "SIGKILL of a worker of three under `p3 run --on-worker-loss continue --rejoin`: another process joins "
     "in its place",
     "inherit": "a server is struck under `p3 run --on-server-loss continue`, where workers apply what it would: "
@@ -60,9 +62,9 @@ TRAININGS = {
 COMES_BACK = ("restart", "gone", "back")
 REJOINS = ("rejoin", "rejoin-heir")
 GROWS = ("grow", "grow-heir")
-DEPARTS = ("depart", *REJOINS, *GROWS)
+DEPARTS = ("depart", "return", *REJOINS, *GROWS)
 INHERITS = ("inherit", "inherit-sums")
-STRUCK_BY_ANY = ("depart", *INHERITS)
+STRUCK_BY = {**dict.fromkeys(("depart", *INHERITS), BLOWS), "return": (STOP, CUT)}
 GOES_ON = (*COMES_BACK, "replace", *DEPARTS, *INHERITS)  # and so ends as it would have
 
 
@@ -93,7 +95,7 @@ class Cell(NamedTuple):
     fault: str
     moment: str
     training: str = NUMPY
-    by: str = ""  # one of BLOWS, if the fault is one of STRUCK_BY_ANY
+    by: str = ""  # one of STRUCK_BY[fault], if there are any
 
     @property
     def departs(self) -> bool:
@@ -121,7 +123,7 @@ class Cell(NamedTuple):
 
     @property
     def outlives_servers(self) -> bool:
-        return self.loses_server_too or self.fault in INHERITS
+        return self.loses_server_too or self.fault in ("return", *INHERITS)
 
     # A second blow, some time behind the first, which falls before the job's last round.
 
@@ -137,7 +139,7 @@ class Cell(NamedTuple):
     @property
     def returns(self) -> bool:
         """The victim, about when it is given up."""
-        return self.fault in INHERITS and self.blow != KILL
+        return self.fault in ("return", *INHERITS) and self.blow != KILL
 
     @property
     def has_second_blow(self) -> bool:
@@ -214,8 +216,10 @@ class Cell(NamedTuple):
         return (self.victim, Victim("server", self.victim.rank)) if self.loses_machine else (self.victim,)
 
     @property
-    def workers_at_end(self) -> int:
-        return self.workers - (self.fault in ("gone", "depart", "grow"))
+    def workers_at_end(self) -> Sequence[int]:
+        """How many there may be."""
+        fewer = self.workers - (self.fault in ("gone", "depart", "return", "grow"))
+        return (fewer, self.workers) if self.fault == "return" else (fewer,)
 
 
 def is_outlived(role: str, fault: str, moment: str) -> bool:
@@ -238,7 +242,7 @@ def cells(
     for training in trainings:
         for fault in faults:
             for moment in moments:
-                for by in BLOWS if fault in STRUCK_BY_ANY else ("",):
+                for by in STRUCK_BY.get(fault, ("",)):
                     for victim in Cell(Victim("worker", 0), fault, moment).processes:
                         cell = Cell(victim, fault, moment, training, by)
                         if victim.role in roles and _is_possible(cell):

@@ -36,7 +36,8 @@ MACHINES = (1, 2)  # of the lab, each with a worker and a server, if it is machi
 # Of processes that were just killed; the kernel takes a moment.
 VANISH_S = 2.0
 
-GOOD = ("raised", "ended", "done", "came back", "replaced", "departed", "rejoined", "grew", "inherited", "outlived")
+GOOD = ("raised", "ended", "done", "came back", "replaced", "departed", "returned", "rejoined", "grew", "inherited",
+        "outlived")  # fmt: skip
 
 _ERROR = re.compile(r"(?:(?:P3|Rendezvous|Authentication|Timeout|Runtime|Config)Error: |^p3: )(.*)")
 _ENDED = re.compile(r"^INFO p3.run: (\w+(?: \d+)?) ended with (.*)$")
@@ -254,10 +255,10 @@ def _outcome(cell: Cell, record: dict, done: set) -> str:
     if any(record["left"].values()):
         return "left something"
     if record["fault"] in GOES_ON or cell.is_outlived:
-        is_complete = len(done) == cell.workers_at_end and record["rounds"] == cell.course.rounds
+        is_complete = len(done) in cell.workers_at_end and record["rounds"] == cell.course.rounds
         came_back = record["code"] == 0 and is_complete
         back = {
-            "replace": "replaced", "depart": "departed", **dict.fromkeys(REJOINS, "rejoined"),
+            "replace": "replaced", "depart": "departed", "return": "returned", **dict.fromkeys(REJOINS, "rejoined"),
             **dict.fromkeys(GROWS, "grew"), **dict.fromkeys(INHERITS, "inherited"),
         }.get(cell.fault, "came back")  # fmt: skip
         back = "outlived" if cell.is_outlived else back

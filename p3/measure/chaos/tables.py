@@ -46,6 +46,8 @@ def _summary(records: List[dict]) -> str:
         f" {sum(r['fault'] == 'replace' for r in struck)} |",
         f"| a worker departed, and the others went on with the right weights | {count('departed')} of"
         f" {sum(r['fault'] == 'depart' for r in struck)} |",
+        f"| a worker was back about when it was given up, and the weights were right | {count('returned')} of"
+        f" {sum(r['fault'] == 'return' for r in struck)} |",
         f"| another process joined in a lost worker's place, and the weights were right | {count('rejoined')} of"
         f" {sum(r['fault'] in REJOINS for r in struck)} |",
         f"| a further process joined while others were lost, and the weights were right | {count('grew')} of"

@@ -9,7 +9,7 @@ from lab_traces import needs_lab
 from p3 import cli
 from p3.measure.chaos import job, run, tables
 from p3.measure.chaos.matrix import (
-    BLOWS, DEPARTS, FAULTS, INHERITS, MOMENTS, NUMPY, ROLES, TRAININGS, Cell, Victim, cells,
+    BLOWS, DEPARTS, FAULTS, INHERITS, KILL, MOMENTS, NUMPY, ROLES, TRAININGS, Cell, Victim, cells,
 )  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("quick_imports")
@@ -55,6 +55,9 @@ def test_the_matrix_loses_every_worker_in_every_way_at_every_moment_of_a_job_tha
     moments = MOMENTS.keys() - {"rendezvous"}  # a job that has not begun ends
     assert found == {("worker", rank, moment, blow) for rank in range(3) for moment in moments for blow in BLOWS}
     assert len(found) == len(departing)
+    returning = [cell for cell in cells(ROLES, ("return",), tuple(MOMENTS), (NUMPY,)) if cell.returns]
+    assert {(*cell.victim, cell.moment, cell.blow) for cell in returning} == {one for one in found if one[3] != KILL}
+    assert len(returning) == len(found) * 2 // 3
 
 
 def test_a_server_killed_while_gradients_leave():
@@ -101,6 +104,12 @@ def test_the_others_go_on_without_a_worker(rank, moment, by):
     assert (record["code"], record["rounds"], record["errors"]) == (0, 6, {}), record
     assert record["p3_run"][0].startswith(f"worker {rank} ") and "goes on without it" in record["p3_run"][0], record
     assert 0 < record["on_s"] <= record["end_s"], record
+
+
+@pytest.mark.parametrize("moment, by", [("mid-push", "stop"), pytest.param("mid-broadcast", "cut", marks=needs_lab)])
+def test_the_others_go_on_with_a_worker_that_returns_or_without_it(moment, by):
+    record = judged("worker", 1, "return", moment, "returned", by=by)
+    assert (record["code"], record["rounds"]) == (0, 6) and record["on_s"] > 0, record
 
 
 def test_another_process_joins_in_the_place_of_a_worker():
