@@ -83,14 +83,17 @@ def drop_store(core: P3Server, message: dict) -> Optional[dict]:
 def main(settings: Settings) -> int:
     """Serves one job; the exit code of the process: 0 if every worker left in order, else 1 with the error printed."""
     try:
-        asyncio.run(_serve(settings))
+        return asyncio.run(_serve(settings))
     except (ConfigError, RendezvousError, P3Error) as error:
-        print("p3: %s" % error, file=sys.stderr)
+        _say(error)
         return 1
-    return 0
 
 
-async def _serve(settings: Settings) -> None:
+def _say(error: Exception) -> None:
+    print("p3: %s" % error, file=sys.stderr, flush=True)
+
+
+async def _serve(settings: Settings) -> int:
     member = await Member.join(settings)
     label = str(member.node)
     async with contextlib.AsyncExitStack() as at_end:
@@ -137,10 +140,12 @@ async def _serve(settings: Settings) -> None:
             at_end.callback(core.stop)
             log.info("%s: started with %d workers", label, member.began_with)
             await _follow(member, core, lost_workers, settings)
+            return 0
         except (ConfigError, RendezvousError, P3Error) as error:  # all hear why, by the scheduler; of an abort it knows
+            _say(error)  # now: at the end it waits for a scheduler that may be frozen
             text = _labelled(label, error) if isinstance(error, P3Error) else str(error)
             member.send({"kind": "failed", "text": sendable(text)})
-            raise
+            return 1
 
 
 async def _follow(member: Member, core: P3Server, lost_workers: Optional[LostWorkers], settings: Settings) -> None:

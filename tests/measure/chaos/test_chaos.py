@@ -212,6 +212,12 @@ def test_a_server_that_is_left_alone_by_a_stopped_scheduler_ends_as_well():
     assert {record["endings"][name] for name in ("server 0", "server 1")} == {"exit code 1"}, record
 
 
+def test_servers_say_why_they_end_before_they_wait_for_a_stopped_scheduler():
+    """With the time-outs of users: behind the workers' errors `p3 run` waits less than those."""
+    record = run.run(Cell(Victim("scheduler", 0), "stop", "mid-push"), 1)
+    assert (record["outcome"], record["mute"]) == ("raised", []), record
+
+
 def test_the_tables_count_what_went_wrong(tmp_path, capsys):
     good = {
         "role": "server", "rank": 0, "fault": "kill", "moment": "exit", "code": 137, "p3_run": ["x"], "error_s": 0.2,
