@@ -214,8 +214,9 @@ class Settings:
     )
     strategy: Optional[str] = _setting(
         "P3_STRATEGY", None, _path,
-        "File that says which servers hold which keys, and how large slices are ([more](planning.md)). The scheduler "
-        "reads it. Write one with `p3 plan` if links differ in rate. `auto`: `p3.torch.DistributedOptimizer` plans "
+        "File that says which servers hold which keys, how large slices are and how gradients are compressed "
+        "([more](planning.md#the-file)). The scheduler reads it. "
+        "Write one with `p3 plan` if links differ in rate. `auto`: `p3.torch.DistributedOptimizer` plans "
         "while it trains ([more](planning.md#while-a-job-trains)).",
     )
     staleness: Union[int, float] = _setting(

@@ -18,6 +18,7 @@ from p3.cluster.heirs import Heirs
 from p3.cluster.node import Node
 from p3.cluster.snapshot_parts import SnapshotParts
 from p3.cluster.strategies import Strategies
+from p3.codecs import Ways
 from p3.errors import DisagreementError, ProtocolError
 from p3.plan import combinations, key_plan, options, planner
 from p3.plan.key_plan import Axes, KeyPlan
@@ -300,6 +301,10 @@ class Agreement:
         cut = self._strategies.cut(message["store"], message["name"], is_sparse)
         if message["norm"]:
             cut = Cut(slice=key_plan.NORM_ELEMENTS)
+        elif not message["gathered"]:  # what brings the weight's first value has had its word
+            own = self._options_of(message)
+            ways = Ways(own.get("compression") or None, own.get("value_compression") or None)
+            self._strategies.require_ways(message["store"], message["name"], ways)
         elements, whole = math.prod(shape), cut.slice or self._slice_elements
         servers = cut.servers or ()
         partitions: int = len(servers) or self._num_servers if self._partitions == "auto" else self._partitions
@@ -323,10 +328,14 @@ class Agreement:
 
     def _axes(self, announced: dict) -> Axes:
         """`announced`: by rank 0, which has settled the store's options."""
+        key = {field: announced[field] for field in ("shape", "dtype", "sparse", "staleness", "gathered", "norm")}
+        return planner.axes(options=self._options_of(announced), **key)
+
+    def _options_of(self, announced: dict) -> Dict[str, Any]:
+        """The planner's: the key's own, or its store's."""
         leader = self._workers[0]
         of_store = {name: self._options.get((announced["store"], name), {}).get(leader) for name in planner.OPTIONS}
-        key = {field: announced[field] for field in ("shape", "dtype", "sparse", "staleness", "gathered", "norm")}
-        return planner.axes(options={**of_store, **announced["options"]}, **key)
+        return {**of_store, **announced["options"]}
 
     def _define(self, identity: Identity, plan: KeyPlan, outcome: dict, predecessor: int) -> Sent:
         """Has the servers define the latest plan of a key; then the workers get the outcome."""

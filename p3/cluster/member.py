@@ -20,8 +20,10 @@ from p3.cluster.connections.vans import DoorStep, Van
 from p3.cluster.journal import Outbox
 from p3.cluster.messages import PROTOCOL_VERSION, counts
 from p3.cluster.node import REFUSED, Node, address_beside, connect, endpoint, machine_id
+from p3.cluster.strategies import read_of_job
 from p3.errors import AuthenticationError, ProtocolError, RendezvousError
 from p3.placement import Placement
+from p3.plan.strategy import Strategy
 from p3.settings import Settings
 
 log = logging.getLogger("p3.member")
@@ -48,6 +50,7 @@ class Member:
     servers: List[dict]  # host, port, local, machine; by rank
     workers: List[Optional[dict]]  # host, local, machine; by rank; None: a place that no process has had
     began_with: int  # workers
+    strategy: Strategy  # Strategy.choices of the job's
     rejoined: Optional[dict]  # of a worker that takes a lost one's place: see messages.py
     entered: Optional[dict]  # of one that has entered a running job
     outlived = False  # the scheduler, by its nodes: another one takes its place if it dies
@@ -153,6 +156,7 @@ class Member:
         self.rejoined, self.entered, self.outlived = (welcome[name] for name in ("rejoined", "entered", "outlived"))
         nodes = await self._receive_within(patience_s, "nodes")
         self.servers, self.workers, self.began_with = nodes["servers"], nodes["workers"], nodes["began_with"]
+        self.strategy = read_of_job(nodes["strategy"])
 
     def close_door(self) -> None:
         """To who has not connected yet. Idempotent, as close(), which does it as well."""

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping
 from p3.errors import ProtocolError
 from p3.plan.key_plan import REDUCTIONS, UPDATES
 
-PROTOCOL_VERSION = 18
+PROTOCOL_VERSION = 19
 MAX_BYTES_BEFORE_JOIN = 4 << 10
 MAX_BYTES = 16 << 20
 MAX_GROUPS = 16  # of layers, in a worker's report of its waits
@@ -267,8 +267,12 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     "welcome_back": {"noted": _int},  # so many of this node's messages that count are known; the others come again
     "noted": {"count": _int},  # the same, now and then
     # Right behind it, by rank; of workers all that there may be, null for a place that no process has had. The job has
-    # begun with so many. `heir`: of a server that is lost, who serves what it did; None: it is there.
-    "nodes": {"servers": _list_of(_SERVER), "workers": _list_of(_or_none(_WORKER)), "began_with": _int},
+    # begun with so many. `heir`: of a server that is lost, who serves what it did; None: it is there. `strategy`: the
+    # job's Strategy.choices, text and path; null: it has none.
+    "nodes": {
+        "servers": _list_of(_SERVER), "workers": _list_of(_or_none(_WORKER)), "began_with": _int,
+        "strategy": _or_none(_pair_of(_str, _str)),
+    },
     "waits": {"text": _str},  # to a process that wants to enter a running job: why it still waits
     "start": {},
     # `predecessor`: the key whose other plan this is; wire_key itself: none.

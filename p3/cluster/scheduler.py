@@ -37,6 +37,7 @@ from p3.cluster.node import Node, endpoint, listen_as_root
 from p3.cluster.rendezvous import Rendezvous
 from p3.cluster.roster import Entry, Roster
 from p3.cluster.stragglers import Stragglers
+from p3.cluster.strategies import told_to_all
 from p3.cluster.vacancies import Vacancies
 from p3.cluster.watching.metrics import METRICS_EVERY_S, METRICS_SPAN_S, Metrics
 from p3.cluster.watching.watching import Watching
@@ -320,7 +321,10 @@ class Scheduler:
         for server, node in zip(servers, self._roster.nodes("server")):
             heir = self._agreement.heirs.heir_of(node)
             server["heir"] = None if heir is None else heir.rank
-        return {"kind": "nodes", "servers": servers, "workers": workers, "began_with": self._settings.num_workers}
+        return {
+            "kind": "nodes", "servers": servers, "workers": workers, "began_with": self._settings.num_workers,
+            "strategy": told_to_all(self._strategy),
+        }  # fmt: skip
 
     def _on_message(self, entry: Entry, message: dict) -> None:
         kind = message["kind"]

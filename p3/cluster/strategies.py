@@ -5,9 +5,11 @@ All workers give the same for a store, by its sha256. Rank 0's word has the text
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Set
+from typing import Any, Dict, List, Mapping, Optional, Set
 
+from p3.cluster.messages import sendable
 from p3.cluster.node import Node
+from p3.codecs import Ways
 from p3.errors import ConfigError, DisagreementError, ProtocolError
 from p3.plan import strategy as strategies
 from p3.plan.key_plan import Name
@@ -46,9 +48,19 @@ class Strategies:
             raise ProtocolError("%s set the strategy of store %d: %s" % (node, store, error)) from None
         return given
 
+    def require_ways(self, store: int, name: Name, declared: Ways) -> None:
+        """DisagreementError if a key that rank 0 has announced does not travel as its entry says."""
+        try:
+            self._of(store).require_ways(name, declared)
+        except ConfigError as error:
+            raise DisagreementError(str(error)) from None
+
+    def _of(self, store: int) -> Strategy:
+        return self._of_stores.get(store, self._of_job)
+
     def cut(self, store: int, name: Name, sparse: bool) -> Cut:
         """Of a key that rank 0 has announced. DisagreementError if its entry does not fit it."""
-        strategy = self._of_stores.get(store, self._of_job)
+        strategy = self._of(store)
         problem = strategy.why_not(name, sparse)
         if problem:
             raise DisagreementError(problem)
@@ -62,6 +74,21 @@ class Strategies:
 
     def forget(self, store: int) -> None:
         self._of_stores.pop(store, None)
+
+
+def told_to_all(of_job: Strategy) -> Optional[List[str]]:
+    """As `nodes` has it (messages.py)."""
+    return [of_job.choices.text(), sendable(of_job.path)] if of_job.chooses else None
+
+
+def read_of_job(told: Optional[List[str]]) -> Strategy:
+    """What told_to_all() has told. ProtocolError if it is none."""
+    if told is None:
+        return Strategy()
+    try:
+        return strategies.parse(*told)
+    except ConfigError as error:
+        raise ProtocolError("the scheduler told the strategy of the job: %s" % error) from None
 
 
 def _read(node: Node, store: int, told: Mapping[str, Any]) -> Strategy:

@@ -55,6 +55,7 @@ class Weights(snapshots.Trainer):
         plan = strategies.given(strategy)
         if plan is not None:
             plan.require(session.num_servers, first)
+        self._compression = self._compression.planned(session.strategy() if plan is None else plan)
         self._store, control = session.new_store(plan, "weights"), session.new_store(plan, "steps")
         for option, value in self._compression.of_store.options.items():
             session.set_option(self._store, option, value)

@@ -306,8 +306,8 @@ class P3KVStore(mx.kvstore.KVStore):
 
     @call
     def set_strategy(self, strategy):
-        """Which servers hold what of the store's keys: the path of a file that `p3 plan` has written, or a dict of what
-        such a file has (docs/planning.md).
+        """Which servers hold what of the store's keys, and how they are compressed where the script leaves that open:
+        the path of a file that `p3 plan` has written, or a dict of what such a file has (docs/planning.md#the-file).
 
         Before the first init, the same on every worker; blocks until all agree. MXNetError names what does not fit the
         job, and at the store's first push an entry whose key it lacks. With P3_STRATEGY, which is for all keys of a

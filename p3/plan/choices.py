@@ -12,7 +12,7 @@ from typing import Any, List, Mapping, Optional, Union
 
 from p3 import codecs
 from p3.plan.key_plan import KeyPlan
-from p3.plan.strategy import AUTO
+from p3.plan.strategy import AUTO, Strategy
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,7 @@ ADDED_UP = Choice("gradients of several backward passes", "`no_sync()`, no `zero
 JOIN = Choice("join()", "`optimizer.join()`")
 SHOWN_MEANS = Choice("mean gradients that the script sees before step()",
                      "`optimizer.synchronize()` or `clip_grad_norm_()` between `backward()` and `step()`")  # fmt: skip
+PLANNED_CODEC = Choice("a codec in a strategy", '`"codec"` in [a strategy](planning.md#the-file)')
 WEIGHTS = Choice("weights of workers", "`optimizer.weigh()`")
 WEIGHTS_OF_ENDED = Choice("weights where workers have ended", "`optimizer.weigh()`, and `optimizer.join()` later")
 INDEPENDENT = Choice("an optimizer that is said to update each parameter by itself",
@@ -214,6 +215,13 @@ def of_server_losses(on_server_loss: str) -> List[Choice]:
 def of_strategy(path: Optional[str]) -> List[Choice]:
     """P3_STRATEGY."""
     return [RECUT.said("P3_STRATEGY=auto is set")] if path == AUTO else []
+
+
+def of_entries(strategy: Strategy) -> List[Choice]:
+    """What a strategy chooses beside how keys are cut, for one key or for all."""
+    cuts = (strategy.default, *strategy.keys.values())
+    has_codec = any(cut.codec not in (None, codecs.Ways()) for cut in cuts)
+    return [PLANNED_CODEC.said(strategy.path)] if has_codec else []
 
 
 def of_quorum(least: Any) -> List[Choice]:

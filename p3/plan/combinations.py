@@ -15,9 +15,9 @@ from p3.plan.choices import (
     ADDED_UP, AGGREGATION, AVERAGE, AWAITED, BY_SERVERS, BY_STEPS, BY_WORKERS, CHECK, CLIPPED, CLIPPING, CLOSURE,
     Choice, DENSE, DGC, ENCODED, ENCODED_BACK, FACTORS, GPU, GRADIENTS, GROWING, HEIRS, INDEPENDENT, JOIN, JOINT,
     LATE_SCALER, LEAVING, LOCAL_STEPS, LOW_RANK, MEAN, MOVING, MXNET, NAMED_SCALER, NORM, NOT_FLOAT32, NO_RULE,
-    OTHER_RULE, PLAIN, QUORUM, RECUT, RELEASE, REPLACED, REPLICAS, RESIDUAL, RESIDUAL_BACK, ROWS, SCALER, SGD,
-    SHOWN_MEANS, SITES, SNAPSHOTS, STALE, STATE_FILES, STEPS_TAKEN, TORCH, TRAINERS, UNAWAITED, UNNAMED_SCALER, VECTOR,
-    WEIGHTS, WEIGHTS_OF_ENDED, WHOLE_NUMBERS, of_plan,
+    OTHER_RULE, PLAIN, PLANNED_CODEC, QUORUM, RECUT, RELEASE, REPLACED, REPLICAS, RESIDUAL, RESIDUAL_BACK, ROWS,
+    SCALER, SGD, SHOWN_MEANS, SITES, SNAPSHOTS, STALE, STATE_FILES, STEPS_TAKEN, TORCH, TRAINERS, UNAWAITED,
+    UNNAMED_SCALER, VECTOR, WEIGHTS, WEIGHTS_OF_ENDED, WHOLE_NUMBERS, of_plan,
 )  # fmt: skip
 from p3.plan.key_plan import KeyPlan
 
@@ -231,6 +231,8 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
               'Take "topk" or "int4" as codec'),
     Exclusion(LOCAL_STEPS, (LOW_RANK,), "lowrank is for gradients, and what travels are differences of weights",
               'Take "topk" or "int4" as codec'),
+    Exclusion(LOCAL_STEPS, (PLANNED_CODEC,), "that is of gradients, and what travels are differences of weights",
+              "Say codec= of LocalSteps, and take it out of the strategy"),
     Exclusion(LOCAL_STEPS, (REPLACED,), "a lost worker has taken its local weights with it",
               "Unset P3_ON_WORKER_LOSS, and let the job start again from a snapshot: p3 run --restarts"),
     Exclusion(LOCAL_STEPS, (FACTORS,), "no gradients travel, whose factors these are",

@@ -49,6 +49,17 @@ def validate(name: Any, value: Any) -> None:
     validate_fields(name, selector, kinds(), value)
 
 
+def ways_of(given: Any) -> codecs.Ways:
+    """Both ways in which a key travels, from what a script gives as its compression. ValueError unless that is one."""
+    if not isinstance(given, (str, dict, type(None))):
+        raise ValueError("compression is %.100r; it must be a name, as 'int8', a dict, as {'up': 'int8', 'down': "
+                         "'bf16'}, or None" % (given,))  # fmt: skip
+    ways = codecs.Ways.of(given)
+    for option, value in ways.options.items():
+        validate(option, value)
+    return ways
+
+
 def validate_of_key(options: Any) -> None:
     """Of what a key has in place of its store's, by name; {} as a value: none. ValueError as of validate()."""
     for name, value in options.items():

@@ -1,13 +1,14 @@
-"""A strategy: which servers hold the slices of which keys, and how the keys are cut. A file of JSON that `p3 plan`
-writes, or a person. The scheduler reads it (P3_STRATEGY), or the script gives one for a store, which rank 0 tells the
-scheduler; every key's plan says what it has made of it.
+"""A strategy: which servers hold the slices of which keys, how the keys are cut, and how their rounds go. A file of
+JSON that `p3 plan` writes, or a person. The scheduler reads it (P3_STRATEGY) and tells the workers, or the script gives
+one for a store, which rank 0 tells the scheduler; every key's plan says what has become of it.
 
-    {"version": 1,
-     "default": {"servers": [0, 1, 2, 0, 1], "slice": 50000},
-     "keys": {"dense0_weight": {"servers": [1], "slice": 10000}}}
+    {"version": 2, "allow_lossy": true,
+     "default": {"servers": [0, 1, 2, 0, 1], "slice": 50000, "codec": "int8"},
+     "keys": {"dense0_weight": {"servers": [1], "slice": 10000, "codec": null}}}
 
-All fields may be left out, and then a key is cut as without a strategy. No field changes what is computed: sums are of
-the same gradients in the same order.
+All fields may be left out, and then a key is as without a strategy. What a script may choose itself, a strategy chooses
+only where the script has left it open: if both say something, they say the same. Only fields that lose information,
+which is said by allow_lossy, change what is computed: else sums are of the same gradients in the same order.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple, Union
 
+from p3.codecs import Ways
 from p3.errors import ConfigError
 from p3.plan.key_plan import Name
+from p3.plan.options import ways_of
 
-VERSION = 1
+VERSION = 2  # the latest; what needs no later one is written as 1
 AUTO = "auto"  # in the place of a path: made while the job trains (p3/frontend/plans.py)
 _MOST_TURNS = 10_000  # of one list of servers
 _MOST_ELEMENTS = 1 << 28  # of a slice
 _MOST_BYTES = 64 << 20  # of a file
+_MOST_BYTES_TOLD = 4 << 20  # of what every worker is told of it, which may take twice as many in a message
 _SHOWN_KEYS = 8  # of those that there are
 
 
@@ -32,21 +36,76 @@ Given = Union[None, str, os.PathLike, Mapping[str, Any]]  # by a script: a file'
 
 
 class Cut(NamedTuple):
-    """Of one key, or of all that have no other. None: as without a strategy."""
+    """An entry: of one key, or of all that have no other. None: as without a strategy."""
 
     # Ranks. Slices, and partitions of sparse keys, go to them in turn; one that stands there twice gets twice as many.
     servers: Optional[Tuple[int, ...]] = None
     slice: Optional[int] = None  # most elements of one, of a dense key
+    codec: Optional[Ways] = None  # Ways(): gradients and values as they are
 
 
 class Strategy(NamedTuple):
     default: Cut = Cut()
     keys: Mapping[str, Cut] = {}  # by the name that the script has given; of numbered keys by the number's digits
     path: str = ""  # where it was read, or who has given it
+    allow_lossy: bool = False  # whoever has made it knows that some of its fields lose information
 
     def of(self, name: Name) -> Cut:
         own = self.keys.get(str(name), Cut())
         return Cut(*(the_default if its is None else its for its, the_default in zip(own, self.default)))
+
+    def ways(self, name: Name, of_script: Ways) -> Ways:
+        """How the key travels, for which the script has chosen `of_script`; Ways(): nothing, or that it travels as it
+        is. ConfigError if both choose, and not the same."""
+        own = self.of(name).codec
+        if own is None or own == of_script:
+            return of_script
+        if of_script != Ways():
+            raise ConfigError(
+                "%s: the script has the compression %s for key %r, and the strategy the codec %s. Leave one of them out"
+                % (self._file, _in_words(of_script), name, _in_words(own))
+            )
+        return own
+
+    def require_ways(self, name: Name, declared: Ways) -> None:
+        """ConfigError if the key, which is declared so, has an entry of its own that says something else."""
+        own = self.keys.get(str(name), Cut()).codec
+        if own is not None and own != declared:
+            raise ConfigError(
+                "%s has the codec %s for key %r, which the script declares with %s: it does not follow strategies "
+                "there. Take the codec out of that entry" % (self._file, _in_words(own), name, _in_words(declared))
+            )
+
+    def said_of(self, name: Name) -> str:
+        """For errors about that key: what it has by the strategy; "": nothing."""
+        chosen = self.of(name)
+        fields = [field for field in _CHOICES if getattr(chosen, field) not in (None, Ways())]
+        return " (for %s see %s)" % (" and ".join(fields), self._file) if fields else ""
+
+    @property
+    def choices(self) -> Strategy:
+        """What workers have to know of it: the fields that scripts have words for as well, and not how keys are cut."""
+        keys = {name: cut._replace(servers=None, slice=None) for name, cut in self.keys.items()}
+        default = self.default._replace(servers=None, slice=None)
+        return self._replace(default=default, keys={name: cut for name, cut in keys.items() if cut != Cut()})
+
+    @property
+    def chooses(self) -> bool:
+        """Whether there is anything in it that workers have to know."""
+        choices = self.choices
+        return choices.default != Cut() or bool(choices.keys)
+
+    def require_same_choices(self, now: Strategy) -> None:
+        """ConfigError if it says something else than `now` of more than how keys are cut. What it leaves out stays."""
+        for name, cut in [(None, self.default), *self.keys.items()]:
+            known = now.default if name is None else now.of(name)
+            for field in _CHOICES:
+                said = getattr(cut, field)
+                if said is not None and said != getattr(known, field):
+                    raise ConfigError(
+                        "%s%s: %s cannot change while the job trains, only servers and slices can. Take it out"
+                        % (self._file, _of_key(name), field)
+                    )
 
     def require_servers(self, count: int) -> None:
         """ConfigError if it names one that a job of so many servers lacks."""
@@ -98,7 +157,9 @@ class Strategy(NamedTuple):
 
     def text(self) -> str:
         """Of the file, so that parse() makes this of it again."""
-        lines = ['"version": %d' % VERSION, '"default": ' + _shown(self.default)]
+        needed = [_FIELDS[field].since for cut in (self.default, *self.keys.values()) for field in _said(cut)]
+        lines = ['"version": %d' % max([1, *needed, VERSION * self.allow_lossy])]
+        lines += ['"allow_lossy": true'] * self.allow_lossy + ['"default": ' + _shown(self.default)]
         if self.keys:
             entries = (",\n  %s: %s" % (json.dumps(name), _shown(cut)) for name, cut in self.keys.items())
             lines.append('"keys": {' + "".join(entries)[1:] + "}")
@@ -133,6 +194,11 @@ def of_job(path: Optional[str], num_servers: int) -> Strategy:
         return Strategy()
     strategy = load(path)
     strategy.require_servers(num_servers)
+    if len(strategy.choices.text()) > _MOST_BYTES_TOLD:
+        raise ConfigError(
+            'the strategy %s has more than %d MiB beside servers and slices: say in "default" what most keys have'
+            % (path, _MOST_BYTES_TOLD >> 20)
+        )
     return strategy
 
 
@@ -180,49 +246,86 @@ def parse(text: str, path: str = "") -> Strategy:
     except (ValueError, RecursionError) as error:
         raise ConfigError("the strategy %s is no JSON: %s" % (path, error)) from None
     try:
-        _require_fields(content, ("version", "default", "keys"), "it")
-        if content.get("version") != VERSION or isinstance(content["version"], bool):
-            raise ValueError('its "version" is %.100r; this P3 reads version %d' % (content.get("version"), VERSION))
-        keys = content.get("keys", {})
-        if not isinstance(keys, dict):
-            raise ValueError('"keys" is no object of names and entries')
-        default = _cut(content.get("default", {}), '"default"')
-        return Strategy(default, {name: _cut(entry, "key %.200r" % name) for name, entry in keys.items()}, path)
+        return _strategy(content, path)
     except ValueError as error:
         raise ConfigError("the strategy %s: %s" % (path, error)) from None
 
 
-def _are_servers(value: Any) -> bool:
+def _strategy(content: Any, path: str) -> Strategy:
+    version = content.get("version") if isinstance(content, dict) else VERSION
+    if version not in range(1, VERSION + 1) or isinstance(version, bool):
+        raise ValueError('its "version" is %.100r; this P3 reads versions 1 to %d' % (version, VERSION))
+    _require_fields(content, {"version": 1, "default": 1, "keys": 1, "allow_lossy": 2}, "it", version)
+    keys, is_lossy = content.get("keys", {}), content.get("allow_lossy", False)
+    if not isinstance(keys, dict):
+        raise ValueError('"keys" is no object of names and entries')
+    if not isinstance(is_lossy, bool):
+        raise ValueError('"allow_lossy" is %.100r; it must be true or false' % (is_lossy,))
+    default = _cut(content.get("default", {}), '"default"', version, is_lossy)
+    cuts = {name: _cut(entry, "key %.200r" % name, version, is_lossy) for name, entry in keys.items()}
+    return Strategy(default, cuts, path, is_lossy)
+
+
+class _Field(NamedTuple):
+    """Of an entry."""
+
+    read: Callable[[Any], Any]  # what Cut has of what a file has; ValueError, if it may not have that
+    since: int = 1  # version
+    loses: Callable[[Any], bool] = lambda _value: False  # information
+    write: Callable[[Any], Any] = lambda value: value  # as JSON has it
+
+
+def _servers(value: Any) -> Tuple[int, ...]:
     ranks = type(value) is list and 1 <= len(value) <= _MOST_TURNS
-    return ranks and all(type(rank) is int and 0 <= rank < 1 << 16 for rank in value)
+    if not ranks or not all(type(rank) is int and 0 <= rank < 1 << 16 for rank in value):
+        raise ValueError("it must be a list of 1 to %d ranks of servers" % _MOST_TURNS)
+    return tuple(value)
 
 
-def _is_slice(value: Any) -> bool:
-    return type(value) is int and 1 <= value <= _MOST_ELEMENTS
+def _whole_number(most: int) -> Callable[[Any], int]:
+    def read(value: Any) -> int:
+        if type(value) is not int or not 1 <= value <= most:
+            raise ValueError("it must be a whole number from 1 to %d" % most)
+        return value
+
+    return read
 
 
-# By field of Cut: what it may be, and that in words.
+# By field of Cut.
 _FIELDS = {
-    "servers": (_are_servers, "a list of 1 to %d ranks of servers" % _MOST_TURNS),
-    "slice": (_is_slice, "a whole number from 1 to %d" % _MOST_ELEMENTS),
+    "servers": _Field(_servers),
+    "slice": _Field(_whole_number(_MOST_ELEMENTS)),
+    "codec": _Field(ways_of, 2, lambda ways: ways != Ways(), lambda ways: ways._asdict() if ways != Ways() else None),
 }
+_CHOICES = tuple(field for field in Cut._fields if field not in ("servers", "slice"))
 
 
-def _cut(entry: Any, whose: str) -> Cut:
-    _require_fields(entry, _FIELDS, whose)
+def _cut(entry: Any, whose: str, version: int, allow_lossy: bool) -> Cut:
+    _require_fields(entry, {field: one.since for field, one in _FIELDS.items()}, whose, version)
+    made = {}
     for field, value in entry.items():
-        fits, allowed = _FIELDS[field]
-        if not fits(value):
-            raise ValueError("%s of %s is %.100r; it must be %s" % (field, whose, value, allowed))
-    return Cut(**{field: tuple(value) if isinstance(value, list) else value for field, value in entry.items()})
+        try:
+            made[field] = _FIELDS[field].read(value)
+        except ValueError as error:
+            raise ValueError("%s of %s is %.100r; %s" % (field, whose, value, error)) from None
+        if _FIELDS[field].loses(made[field]) and not allow_lossy:
+            raise ValueError(
+                '%s of %s is %.100r, with which training differs from that without: say "allow_lossy": true beside '
+                '"version", if that is what you want, or take it out' % (field, whose, value)
+            )
+    return Cut(**made)
 
 
-def _require_fields(value: Any, known: Any, whose: str) -> None:
+def _require_fields(value: Any, known: Mapping[str, int], whose: str, version: int) -> None:
+    """`known`: since which version there are such fields."""
     if not isinstance(value, dict):
         raise ValueError("%s is %.100r, no object" % (whose, value))
     unknown = [field for field in value if field not in known]
     if unknown:
         raise ValueError("%s has a field %.100r; it may have %s" % (whose, unknown[0], ", ".join(known)))
+    later = [field for field in value if known[field] > version]
+    if later:
+        raise ValueError('%s has a field %r, for which "version" must be %d' % (whose, later[0], known[later[0]]))
 
 
 def _without_twins(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
@@ -233,8 +336,16 @@ def _without_twins(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
     return made
 
 
+def _said(cut: Cut) -> Dict[str, Any]:
+    return {field: value for field, value in cut._asdict().items() if value is not None}
+
+
 def _shown(cut: Cut) -> str:
-    return json.dumps({field: value for field, value in cut._asdict().items() if value is not None})
+    return json.dumps({field: _FIELDS[field].write(value) for field, value in _said(cut).items()})
+
+
+def _in_words(ways: Ways) -> str:
+    return "none" if ways == Ways() else json.dumps(ways._asdict())
 
 
 def _in_place_of(name: str) -> str:

@@ -79,8 +79,9 @@ def DistributedOptimizer(  # a class to its users
     ValueError in a later step if an update has changed the group, or a number of the optimizer's own. Of torch's own
     optimizers it is known, and need not be said.
 
-    `strategy`, the same on every worker: which servers hold what of these parameters, the path of a file that `p3 plan`
-    has written, or a dict of what such a file has (docs/planning.md). It has entries for these parameters alone. With
+    `strategy`, the same on every worker: which servers hold what of these parameters, and how they are compressed where
+    the script leaves that open; the path of a file that `p3 plan` has written, or a dict of what such a file has
+    (docs/planning.md#the-file). It has entries for these parameters alone. With
     P3_STRATEGY, which is for all keys of a job, it must say the same. "auto": it is made while the job trains, and
     again when links change; then the workers update, and the weights have the same bits as with any other one.
 

@@ -10,6 +10,7 @@ import torch
 
 from p3.plan import choices, combinations
 from p3.plan.choices import Choice
+from p3.plan.strategy import Strategy
 from p3.torch.parameters.arrays import DTYPES, is_dense
 
 
@@ -46,8 +47,9 @@ def require_parameters(optimizer: torch.optim.Optimizer, names: Dict[torch.Tenso
 
 
 def require_together(session, optimizer: torch.optim.Optimizer, tensors: Sequence[torch.Tensor],
-                     names: Dict[torch.Tensor, str], asked: Iterable[Choice]) -> None:  # fmt: skip
-    """ValueError unless what the script has `asked` for these parameters goes together, and with this optimizer."""
+                     names: Dict[torch.Tensor, str], asked: Iterable[Choice], strategy: Strategy) -> None:  # fmt: skip
+    """ValueError unless what the script, or the strategy, has `asked` for these parameters goes together, and with this
+    optimizer."""
     found = {choices.FACTORS: filter(is_factored, tensors),
              choices.GPU: (one for one in tensors if one.device.type != "cpu")}  # fmt: skip
     chosen = [choice.said(names[one]) for choice, those in found.items() for one in islice(those, 1)]
@@ -55,7 +57,9 @@ def require_together(session, optimizer: torch.optim.Optimizer, tensors: Sequenc
     if any(isinstance(value, torch.Tensor) for state in states if isinstance(state, dict) for value in state.values()):
         chosen.append(choices.STEPS_TAKEN)
     is_for_all = len(tensors) == sum(len(group["params"]) for group in optimizer.param_groups)
-    where = "%s: DistributedOptimizer%s" % (session.label, "" if is_for_all else ", parameter %s" % names[tensors[0]])
+    by_strategy = strategy.said_of(names[tensors[0]])
+    parameter = "" if is_for_all and not by_strategy else ", parameter %s%s" % (names[tensors[0]], by_strategy)
+    where = "%s: DistributedOptimizer%s" % (session.label, parameter)
     combinations.require(where, *asked, *chosen)
 
 

@@ -56,7 +56,8 @@ class Declarations:
         return choices.of_key(key.dtype, key.sparse, key.factors is not None, key.staleness, key.is_norm, quorum)
 
     def _require(self, key: Key, *chosen: Choice) -> None:
-        combinations.require("%s: key %r" % (self._session.label, key.name), *chosen)
+        by_strategy = self._options.strategy(key.store).said_of(key.name)
+        combinations.require("%s: key %r%s" % (self._session.label, key.name, by_strategy), *chosen)
 
     def say_if_lossy(self, key: Key) -> None:
         """What a key has of its own is said once for all of its store that have the same, by the first one's name."""

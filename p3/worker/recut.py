@@ -50,6 +50,8 @@ class Recut:
         self._require(stores, keys)
         if strategy is not None:
             strategy.require_servers(session.num_servers)
+            for store in stores:
+                strategy.require_same_choices(session.strategy(store))
         self._wait_until_idle(keys)
         of_keys = [(key, session.keys.wait_for(key)) for key in keys]
         rounds = {its.plan.wire_key: session.core.round(key.handle) for key, its in of_keys if its.plan.can_be_recut}

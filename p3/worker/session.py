@@ -420,6 +420,12 @@ class Session(Control):
         if strategy is not None:
             self._options.set_strategy(store, strategy)
 
+    def strategy(self, store: Optional[int] = None) -> Strategy:
+        """What the script's keys of that store go by, or the job's (P3_STRATEGY), of which this worker may know no
+        more than Strategy.choices. Who declares keys that a script may choose a way for asks it, as keys of P3's own
+        have none."""
+        return self._options.strategy(store)
+
     def change_strategy(self, stores: Sequence[int], strategy: Optional[Strategy]) -> bool:
         """From the next round on the keys of these stores are cut as `strategy` says, and as nothing says where it is
         Strategy(). Whether any key has changed.

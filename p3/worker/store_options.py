@@ -43,6 +43,7 @@ class StoreOptions:
         self._session, self._link, self._repartition = session, link, repartition
         self._wanted: Dict[Tuple[int, str], dict] = {}  # store and name -> what this worker asked for
         self._agreed: Dict[Tuple[int, str], dict] = {}
+        self._strategies: Dict[int, Strategy] = {}  # by store, those that the script has given
         self._pushed: Set[int] = set()  # stores to which this worker has pushed
         self.pushed_keys: Dict[int, Set[int]] = {}  # by store: the handles of its keys to which it has
         session.handle("option_agreed", self._on_agreed)
@@ -82,6 +83,11 @@ class StoreOptions:
         if not self._session.is_first:
             told = value
         self._set(store, planner.STRATEGY, value, told)
+        self._strategies[store] = strategy
+
+    def strategy(self, store: Optional[int]) -> Strategy:
+        """See Session.strategy."""
+        return self._strategies.get(store, self._link.strategy)
 
     def _set(self, store: int, name: str, value: Dict[str, Any], told: Dict[str, Any]) -> None:
         """`told`: to the scheduler, which has all agree on `value`."""
@@ -159,6 +165,7 @@ class StoreOptions:
         for table in (self._wanted, self._agreed):
             for known in [one for one in table if one[0] == store]:
                 del table[known]
+        self._strategies.pop(store, None)
         self._pushed.discard(store)
         self.pushed_keys.pop(store, None)
 

@@ -8,6 +8,7 @@ import pytest
 from p3.cluster import messages
 from p3.cluster.agreement import Agreement
 from p3.cluster.node import Node
+from p3.codecs import Ways
 from p3.errors import DisagreementError, ProtocolError
 from p3.plan.key_plan import KeyPlan
 from p3.plan.strategy import Cut, Strategy
@@ -86,6 +87,20 @@ def test_an_entry_that_does_not_fit_its_key_is_refused_by_name():
     job = Job(10, strategy=Strategy(keys={"rows": Cut(slice=4)}, path="s.json"))
     with pytest.raises(DisagreementError, match="s.json has a slice for key 'rows', whose gradients.*sparse.*Take it"):
         job.announce(0, "rows", (8, 2), sparse=True)
+
+
+def test_a_key_that_does_not_follow_its_own_entry_is_refused_by_name():
+    int8 = {"type": "int8"}
+    entries = {"w": Cut(codec=Ways(int8)), "exact": Cut(codec=Ways())}
+    job = Job(10, strategy=Strategy(Cut(codec=Ways({"type": "bf16"})), entries, "s.json", True))
+    job.announce(0, "other")
+    job.announce(0, "w", compression=int8)
+    with pytest.raises(DisagreementError, match="s.json has the codec none for key 'exact', .* with {.*int8.*Take the"):
+        job.announce(0, "exact", value_compression=int8)
+    job.set_option(0, "compression", 1, **int8)
+    job.announce(0, "w", store=1)
+    with pytest.raises(DisagreementError, match="s.json has the codec {.*int8.* for key 'w', .* declares with none"):
+        job.announce(0, "w", store=2)
 
 
 def give_strategy(job, rank, strategy, store=0, **changed):

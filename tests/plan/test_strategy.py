@@ -6,29 +6,43 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p3.codecs import Ways
 from p3.errors import ConfigError
 from p3.plan import strategy as strategies
 from p3.plan.strategy import Cut, Strategy
 
+_ways = st.builds(
+    Ways,
+    st.none() | st.sampled_from([{"type": "int8"}, {"type": "bf16"}, {"type": "lowrank", "rank": 2}]),
+    st.none() | st.just({"type": "2bit", "threshold": 0.5}),
+)
 _cuts = st.builds(
     Cut,
     st.none() | st.lists(st.integers(0, 65535), min_size=1, max_size=9).map(tuple),
     st.none() | st.integers(1, 1 << 28),
+    st.none() | _ways,
 )
+_words = st.sampled_from(["int8", "topk", "dgc", "up", "down", "type", "ratio"])
 _json = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | _words,
     lambda inner: st.lists(inner, max_size=4)
-    | st.dictionaries(st.sampled_from(["version", "default", "keys", "servers", "slice", "w"]), inner, max_size=5),
+    | st.dictionaries(st.sampled_from(["version", "default", "keys", *Cut._fields, "w"]) | _words, inner, max_size=5),
     max_leaves=12,
+)
+_entries = st.dictionaries(st.sampled_from(Cut._fields), _json, max_size=3)
+_almost = st.fixed_dictionaries(
+    {"version": st.sampled_from([1, 2, 2, 2, 3]), "allow_lossy": st.just(True) | _json},
+    optional={"default": _entries, "keys": st.dictionaries(st.text(max_size=3), _entries, max_size=3)},
 )
 
 
 @given(_cuts, st.dictionaries(st.text(max_size=8), _cuts, max_size=5))
 def test_what_is_written_is_read(default, keys):
-    assert strategies.parse(Strategy(default, keys).text()) == Strategy(default, keys)
+    for written in (Strategy(default, keys, allow_lossy=True), Strategy(default, keys, allow_lossy=True).choices):
+        assert strategies.parse(written.text()) == written
 
 
-@given(_json)
+@given(_json | _almost)
 def test_anything_else_is_read_or_refused(content):
     text = json.dumps(content)
     try:
@@ -36,7 +50,7 @@ def test_anything_else_is_read_or_refused(content):
     except ConfigError as error:
         assert "the strategy s.json" in str(error)
     else:
-        assert strategies.parse(read.text(), "s.json") == read and content["version"] == 1
+        assert strategies.parse(read.text(), "s.json") == read and content["version"] in (1, 2)
 
 
 @pytest.mark.parametrize("text, said", [
@@ -44,12 +58,21 @@ def test_anything_else_is_read_or_refused(content):
     ("[" * 100_000, "is no JSON"),
     ('{"version": 1, "version": 1}', "'version' stands twice"),
     ("[]", r"it is \[\], no object"),
-    ("{}", '"version" is None; this P3 reads version 1'),
+    ("{}", '"version" is None; this P3 reads versions 1 to 2'),
     ('{"version": true}', '"version" is True'),
-    ('{"version": 2}', '"version" is 2'),
+    ('{"version": 3}', '"version" is 3'),
+    ('{"version": [1]}', r'"version" is \[1\]'),
     ('{"version": 1, "server": [0]}', "a field 'server'; it may have version, default, keys"),
     ('{"version": 1, "keys": []}', '"keys" is no object'),
-    ('{"version": 1, "default": {"codec": "int8"}}', "\"default\" has a field 'codec'; it may have servers, slice"),
+    ('{"version": 1, "default": {"order": 1}}', "\"default\" has a field 'order'; it may have servers, slice, codec"),
+    ('{"version": 1, "default": {"codec": "int8"}}', "a field 'codec', for which \"version\" must be 2"),
+    ('{"version": 1, "allow_lossy": true}', "it has a field 'allow_lossy', for which \"version\" must be 2"),
+    ('{"version": 2, "allow_lossy": 1}', '"allow_lossy" is 1; it must be true or false'),
+    ('{"version": 2, "keys": {"w": {"codec": "int8"}}}', "codec of key 'w' is 'int8', with which training differs"),
+    ('{"version": 2, "allow_lossy": true, "default": {"codec": "int9"}}', "codec of .* is 'int9'; compression"),
+    ('{"version": 2, "allow_lossy": true, "default": {"codec": {"type": "topk", "ratio": 2}}}',
+     "; compression topk: ratio is 2"),
+    ('{"version": 2, "allow_lossy": true, "default": {"codec": {"down": "dgc"}}}', "codec of .*; value_compression"),
     ('{"version": 1, "keys": {"w": {"servers": []}}}', r"servers of key 'w' is \[\]; it must be a list"),
     ('{"version": 1, "keys": {"w": {"servers": [-1]}}}', r"servers of key 'w' is \[-1\]"),
     ('{"version": 1, "keys": {"w": {"servers": [true]}}}', r"servers of key 'w' is \[True\]"),
@@ -74,6 +97,32 @@ def test_the_entry_of_a_key_goes_before_the_default():
     assert read.of("w") == Cut((0, 1), 5)
     assert read.of(3) == Cut((1,), 10)
     assert read.of("other") == read.default
+
+
+INT8 = Ways({"type": "int8"}, {"type": "int8"})
+
+
+def test_what_needs_no_later_version_is_written_as_the_first():
+    assert '"version": 1' in Strategy(Cut((0,), 1)).text()
+    assert '"version": 2' in Strategy(keys={"w": Cut(codec=Ways())}).text()
+    assert '"version": 2' in Strategy(allow_lossy=True).text()
+
+
+def test_the_script_and_the_strategy_choose_the_same_or_one_of_them_chooses():
+    made = Strategy(Cut(codec=INT8), {"w": Cut(codec=Ways()), "v": Cut((0,))}, "s.json")
+    assert made.ways("other", Ways()) == made.ways("v", Ways()) == made.ways("v", INT8) == INT8
+    assert made.ways("w", Ways()) == Ways()
+    assert Strategy().ways("w", INT8) == INT8
+    with pytest.raises(ConfigError, match="s.json: the script has .*int8.* for key 'w', and the .* codec none"):
+        made.ways("w", INT8)
+    assert made.said_of("v") == " (for codec see the strategy s.json)"
+    assert made.said_of("w") == Strategy().said_of("w") == ""
+
+
+def test_workers_are_told_what_is_not_about_servers_and_slices():
+    made = Strategy(Cut((0, 1), 10), {"w": Cut((1,), 5, INT8), "v": Cut((0,))}, "s.json", True)
+    assert made.choices == Strategy(Cut(), {"w": Cut(codec=INT8)}, "s.json", True)
+    assert made.chooses and not made._replace(keys={"v": Cut((0,))}).chooses
 
 
 def test_a_server_that_the_job_lacks_is_named():

@@ -24,7 +24,7 @@ from p3.frontend.local_steps.shares import Counted, OwnNumbers, Shares
 from p3.frontend.local_steps.together import Together
 from p3.frontend.local_steps.value import Global
 from p3.frontend.rounds import let_servers_divide
-from p3.plan import choices
+from p3.plan import choices, combinations
 from p3.settings import Settings
 from p3.worker.key import Key
 from p3.worker.session import Session
@@ -44,6 +44,9 @@ class LocalTrainer(snapshots.Trainer):
     def __init__(self, session: Session, names: Sequence[str], options: Options, settings: Settings) -> None:
         """`names`: of the weights, in the order of the forward pass. Every worker at the same point, then begin().
         ValueError if rank 0 was given other numbers than this worker, or the strategy does not fit."""
+        plan = options.strategy
+        planned = choices.of_entries(session.strategy() if plan is None else plan)
+        combinations.require("LocalSteps", choices.LOCAL_STEPS, *planned)
         session.entrance.exclude(choices.LOCAL_STEPS, "LocalSteps, whose workers have weights of their own")
         self._session, self._options, self.schedule = session, options, options.schedule
         self.steps_taken = 0  # by this worker
@@ -60,7 +63,6 @@ class LocalTrainer(snapshots.Trainer):
         sizes = [sum(math.prod(kinds[name][0]) * np.dtype(kinds[name][1]).itemsize for name in layer)
                  for layer in layers]  # fmt: skip
         fragments = packed(sizes, self.schedule.fragments, options.strided)
-        plan = options.strategy
         if plan is not None:
             plan.require(session.num_servers, names)
         self._together = Together(session, plan)  # first: all wait here, also whoever has no strategy

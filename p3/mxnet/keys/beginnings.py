@@ -140,7 +140,12 @@ def _declare(store, kind, key, name, shape, dtype, sparse_weight, landing=None):
     rounds = store.staleness.of(key)
     if not store.keys and store.session.is_first and store.staleness:
         log.warning(store.staleness.describe())
-    declared = store.session.declare(name, shape, dtype, store.number, kind is not DenseKey, rounds)
+    strategy = store.session.strategy(store.number)
+    ways = strategy.ways(key, store.compression)
+    where = f"{store.session.label}: key {key!r}{strategy.said_of(key)}"
+    combinations.require(where, choices.of_compression(ways.up), choices.MXNET)
+    own = None if ways == store.compression else ways.of_key
+    declared = store.session.declare(name, shape, dtype, store.number, kind is not DenseKey, rounds, own)
     entry = kind(store.engine, key, declared, sparse_weight, landing)
     store.note(entry)
     return entry

@@ -66,6 +66,8 @@ def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module
     require_parameters(optimizer, names)
     if strategy is not None:
         strategy.require(session.num_servers, (names[tensor] for tensor in parameters_of(optimizer)))
+    in_force = session.strategy() if strategy is None else strategy
+    compressions = [one.planned(in_force) for one in compressions]
     alike = _compressed_alike(optimizer, compressions, names)
     is_low_rank = any(choices.of_compression(one.ways.up) == choices.LOW_RANK for one in alike)
     servers_have_sums = not is_low_rank and not any(map(is_factored, parameters_of(optimizer)))
@@ -91,7 +93,7 @@ def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module
     for one in alike:
         ways = [choices.of_compression(one.ways.up), choices.of_value_compression(one.ways.down)]
         ways += choices.of_sums_back(one.ways.down) if scales_sums or recuts else []
-        require_together(session, optimizer, one.tensors, names, [*ways, *asked])
+        require_together(session, optimizer, one.tensors, names, [*ways, *asked], in_force)
     arguments = (optimizer, models, compressions, staleness, strategy, bool(recuts))
     if choices.NO_RULE not in updates:
         return OnServers(*arguments)

@@ -41,6 +41,7 @@ class EmbeddedLink(Link):
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         strategy = of_job(settings.strategy, 1)
+        self.strategy = strategy.choices
         self._agreement = Agreement([_WORKER], [_SERVER], settings.slice_elements, settings.partitions, strategy)
         self._lock = threading.RLock()  # messages are delivered in the order in which they were decided
         self._closed = False

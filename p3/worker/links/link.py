@@ -10,6 +10,7 @@ from p3._core import P3Worker
 from p3.cluster.node import Node
 from p3.placement import Placement
 from p3.plan.key_plan import KeyPlan
+from p3.plan.strategy import Strategy
 from p3.settings import Settings
 from p3.trace.recording import Recording
 from p3.worker.key import Key
@@ -28,6 +29,7 @@ class Link(ABC):
     local_rank: int  # among the workers of this machine, by rank
     local_size: int  # how many they are
     placement: Placement
+    strategy: Strategy  # of the job, as far as workers have to know it: Strategy.choices
     on_worker_loss: str  # P3_ON_WORKER_LOSS
     on_server_loss: str  # P3_ON_SERVER_LOSS
     rejoined: Optional[dict]  # of a process that has taken a lost one's place: see messages.py

@@ -1,0 +1,96 @@
+"""Strategies that choose more than servers and slices: the bits of the script's own options, and refusals by name."""
+
+import json
+
+import plugin_jobs as jobs
+import pytest
+
+torch = pytest.importorskip("torch")
+import p3.torch  # noqa: E402
+from p3.errors import ConfigError  # noqa: E402
+from torch_steps import sgd, step  # noqa: E402
+
+INT8 = {"type": "int8"}
+SOME = {"up": {"type": "2bit", "threshold": 0.01}, "down": "bf16"}
+
+
+def lossy(default=None, **keys):
+    return {"version": 2, "allow_lossy": True, "default": default or {}, "keys": keys}
+
+
+def run(tmp_path, *options, of_job=None, **variables):
+    if of_job is not None:
+        (tmp_path / "job.json").write_text(json.dumps(of_job))
+        variables["P3_STRATEGY"] = str(tmp_path / "job.json")
+    command = jobs.python("torch_planned.py", *map(json.dumps, options))
+    return jobs.run_p3(2, 2, command, P3_CHECK="1", **variables)
+
+
+def result(status, output):
+    assert status == 0, output
+    return json.loads(next(line[line.index("{"):] for line in output.splitlines() if '"digest"' in line))
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adamax"])  # updated by the servers, and by the workers
+def test_a_codec_in_a_strategy_is_that_of_the_script(tmp_path, optimizer):
+    plain, encoded, own = (result(*run(tmp_path, {"optimizer": optimizer, **options})) for options in (
+        {}, {"compression": "int8"}, {"groups": [{"compression": SOME}, {}], "compression": None},
+    ))  # fmt: skip
+    by_job = result(*run(tmp_path, {"optimizer": optimizer}, of_job=lossy({"codec": "int8"})))
+    assert by_job == encoded and by_job["digest"] != plain["digest"]
+    assert by_job["axes"]["0.weight"][:2] == [INT8, INT8]
+    assert by_job["axes"]["values"][:2] == [{}, {}], "of P3's own keys none is compressed"
+    one = lossy(None, **{"0.weight": {"codec": SOME}, "0.bias": {"codec": SOME}})
+    by_script = result(*run(tmp_path, {"optimizer": optimizer, "strategy": one}))
+    assert by_script == own and by_script["digest"] not in (plain["digest"], encoded["digest"])
+
+
+def test_an_entry_takes_a_key_out_of_what_the_default_says(tmp_path):
+    exact = lossy({"codec": "int8"}, **{"1.weight": {"codec": None}})
+    axes = result(*run(tmp_path, {}, of_job=exact))["axes"]
+    assert (axes["0.weight"][0], axes["1.weight"][:2]) == (INT8, [{}, {}])
+
+
+def test_what_the_script_says_as_well_is_said_once(tmp_path):
+    both = result(*run(tmp_path, {"compression": "int8", "strategy": lossy({"codec": "int8"})}))
+    assert both == result(*run(tmp_path, {"compression": "int8"}))
+
+
+def test_a_contradiction_names_both(tmp_path):
+    of_job = lossy(None, **{"1.weight": {"codec": "bf16"}})
+    status, output = run(tmp_path, {"compression": "int8"}, of_job=of_job)
+    assert status != 0
+    assert 'job.json: the script has the compression {"up": {"type": "int8"}, "down": {"type": "int8"}} for' in output
+    assert "key '1.weight', and the strategy the codec {\"up\": {\"type\": \"bf16\"}" in output
+
+
+@pytest.mark.parametrize("strategy, more, problem", [
+    (lossy(None, **{"0.weight": {"codec": "dgc"}}), {"max_grad_norm": 1.0},
+     r"parameter 0.weight \(for codec see the strategy in the script\): dgc and .* exclude each other"),
+    (lossy({"codec": "int9"}), {}, "codec of \"default\" is 'int9'; compression"),
+    ({"version": 2, "default": {"codec": "int8"}}, {}, "codec of \"default\" is 'int8', with which training differs"),
+])  # fmt: skip
+def test_what_does_not_go_together_is_refused_by_name_and_leaves_everything_as_it_was(model, strategy, more, problem):
+    optimizer = sgd(model)
+    with pytest.raises(ValueError, match=problem):
+        p3.torch.DistributedOptimizer(optimizer, model, strategy=strategy, **more)
+    p3.torch.DistributedOptimizer(optimizer, model, **more)
+    step(model, optimizer)
+    optimizer.release()
+
+
+def test_local_steps_have_their_own_codec(model):
+    with pytest.raises(ValueError, match="local steps and a codec in a strategy .in the script. exclude each other"):
+        p3.torch.LocalSteps(sgd(model), model, every=2, strategy=lossy({"codec": "int8"}))
+
+
+def test_only_servers_and_slices_change_while_a_job_trains(model):
+    optimizer = sgd(model)
+    p3.torch.DistributedOptimizer(optimizer, model, synchronous=True, strategy=lossy({"codec": "bf16"}))
+    step(model, optimizer)
+    with pytest.raises(ConfigError, match="in the script, key '0.weight': codec cannot change while the job trains"):
+        optimizer.change_strategy(lossy(None, **{"0.weight": {"codec": "fp16"}}))
+    for same in (lossy({"codec": "bf16", "slice": 7}), {"version": 1, "default": {"slice": 5}}):
+        optimizer.change_strategy(same)
+        step(model, optimizer)
+    optimizer.release()
