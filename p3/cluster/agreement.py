@@ -69,7 +69,7 @@ class Agreement:
         vacant: Sequence[int] = (),
     ) -> None:
         """Nodes by rank. `partitions` of a key of rows: "auto" begins with one for each turn of the servers.
-        `strategy`: of these servers, for all stores; it goes before `slice_elements`. `vacant`: ranks of workers that
+        `strategy`: of these servers, for all stores; it goes before the other two. `vacant`: ranks of workers that
         may come later."""
         self._workers, self._servers = list(workers), list(servers)  # the first worker's word decides
         self._num_servers = len(servers)  # of the job, which names slices by them: also of those that are lost
@@ -307,7 +307,8 @@ class Agreement:
             self._strategies.require_ways(message["store"], message["name"], ways)
         elements, whole = math.prod(shape), cut.slice or self._slice_elements
         servers = cut.servers or ()
-        partitions: int = len(servers) or self._num_servers if self._partitions == "auto" else self._partitions
+        of_job: int = len(servers) or self._num_servers if self._partitions == "auto" else self._partitions
+        partitions = cut.partitions or of_job
         plan = KeyPlan(
             wire_key=self._wire_keys,
             dtype=message["dtype"],

@@ -27,6 +27,7 @@ VERSION = 2  # the latest; what needs no later one is written as 1
 AUTO = "auto"  # in the place of a path: made while the job trains (p3/frontend/plans.py)
 _MOST_TURNS = 10_000  # of one list of servers
 _MOST_ELEMENTS = 1 << 28  # of a slice
+_MOST_PARTITIONS = 1 << 20  # as P3_PARTITIONS
 _MOST_BYTES = 64 << 20  # of a file
 _MOST_BYTES_TOLD = 4 << 20  # of what every worker is told of it, which may take twice as many in a message
 _SHOWN_KEYS = 8  # of those that there are
@@ -42,6 +43,7 @@ class Cut(NamedTuple):
     servers: Optional[Tuple[int, ...]] = None
     slice: Optional[int] = None  # most elements of one, of a dense key
     codec: Optional[Ways] = None  # Ways(): gradients and values as they are
+    partitions: Optional[int] = None  # of a sparse key
 
 
 class Strategy(NamedTuple):
@@ -119,12 +121,14 @@ class Strategy(NamedTuple):
 
     def why_not(self, name: Name, sparse: bool) -> str:
         """Why its entry is none for such a key; "": it is."""
-        if not sparse or self.keys.get(str(name), Cut()).slice is None:
+        own = self.keys.get(str(name), Cut())
+        if sparse and own.slice is not None:
+            what = "a slice for key %r, whose gradients are sparse: such keys have partitions"
+        elif not sparse and own.partitions is not None:
+            what = "partitions for key %r, whose gradients are dense: such keys have slices"
+        else:
             return ""
-        return (
-            "%s has a slice for key %r, whose gradients are sparse: such keys have partitions (P3_PARTITIONS). Take it "
-            "out of that key's entry" % (self._file, name)
-        )
+        return "%s has %s. Take it out of that key's entry" % (self._file, what % name)
 
     def require(self, num_servers: int, names: Iterable[Name]) -> None:
         """ConfigError unless it fits a job with so many servers, and has entries for keys of these names alone."""
@@ -296,6 +300,7 @@ _FIELDS = {
     "servers": _Field(_servers),
     "slice": _Field(_whole_number(_MOST_ELEMENTS)),
     "codec": _Field(ways_of, 2, lambda ways: ways != Ways(), lambda ways: ways._asdict() if ways != Ways() else None),
+    "partitions": _Field(_whole_number(_MOST_PARTITIONS), 2),
 }
 _CHOICES = tuple(field for field in Cut._fields if field not in ("servers", "slice"))
 

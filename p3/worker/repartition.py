@@ -26,7 +26,7 @@ class Repartition:
     def __init__(self, session, link: Link) -> None:
         self._session, self._link = session, link
         self._partitions: Dict[Identity, int] = {}  # of sparse keys
-        self._placed: Set[Identity] = set()  # those of them whose servers a strategy has named
+        self._placed: Set[Identity] = set()  # those of them whose servers or partitions a strategy has named
         self._moving: Set[Identity] = set()  # those that are on their way to other partitions
         self._reporting: Dict[Identity, Any] = {}  # operations whose end the scheduler has not been told of
         session.handle("settled", self._on_settled)
@@ -70,7 +70,7 @@ class Repartition:
     def agreed(self, key: Key, plan: KeyPlan) -> None:
         """The key's first plan; with the lock held."""
         self._partitions[key.identity] = plan.partitions
-        if plan.servers:
+        if plan.servers or self._session.strategy(key.store).of(key.name).partitions:
             self._placed.add(key.identity)
 
     def is_over(self, store: int) -> bool:

@@ -369,8 +369,8 @@ class Session(Control):
         return self._repartition.partitions(key)
 
     def is_placed(self, key: Key) -> bool:
-        """Whether a strategy has named the servers of a sparse key, which is agreed: then it has as many partitions as
-        they have turns."""
+        """Whether a strategy has named the servers or the partitions of a sparse key, which is agreed: then no search
+        changes them."""
         return self._repartition.is_placed(key)
 
     def repartition(self, key: Key, partitions: int) -> None:

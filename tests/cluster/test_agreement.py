@@ -84,9 +84,22 @@ def test_norms_are_on_all_servers_whatever_the_strategy():
 
 
 def test_an_entry_that_does_not_fit_its_key_is_refused_by_name():
-    job = Job(10, strategy=Strategy(keys={"rows": Cut(slice=4)}, path="s.json"))
+    job = Job(10, strategy=Strategy(keys={"rows": Cut(slice=4), "w": Cut(partitions=2)}, path="s.json"))
     with pytest.raises(DisagreementError, match="s.json has a slice for key 'rows', whose gradients.*sparse.*Take it"):
         job.announce(0, "rows", (8, 2), sparse=True)
+    with pytest.raises(DisagreementError, match="s.json has partitions for key 'w', whose gradients are dense"):
+        job.announce(0, "w")
+
+
+@pytest.mark.parametrize("of_job", ["auto", 3])
+def test_a_strategy_says_into_how_many_partitions_rows_are_cut(of_job):
+    cuts = {"few": Cut(partitions=1), "many": Cut((1,), partitions=100), "dense": Cut()}
+    job = Job(10, of_job, Strategy(Cut(partitions=4), cuts))
+    for name in ("few", "many", "other"):
+        job.announce(0, name, (8, 2), sparse=True)
+    job.announce(0, "dense")
+    plans = [KeyPlan.of(message) for message in job.sent[SERVERS[0]]]
+    assert [(plan.partitions, plan.servers) for plan in plans] == [(1, ()), (8, (1,)), (4, ()), (0, ())]
 
 
 def test_a_key_that_does_not_follow_its_own_entry_is_refused_by_name():

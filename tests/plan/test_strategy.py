@@ -21,6 +21,7 @@ _cuts = st.builds(
     st.none() | st.lists(st.integers(0, 65535), min_size=1, max_size=9).map(tuple),
     st.none() | st.integers(1, 1 << 28),
     st.none() | _ways,
+    st.none() | st.integers(1, 1 << 20),
 )
 _words = st.sampled_from(["int8", "topk", "dgc", "up", "down", "type", "ratio"])
 _json = st.recursive(
@@ -64,8 +65,9 @@ def test_anything_else_is_read_or_refused(content):
     ('{"version": [1]}', r'"version" is \[1\]'),
     ('{"version": 1, "server": [0]}', "a field 'server'; it may have version, default, keys"),
     ('{"version": 1, "keys": []}', '"keys" is no object'),
-    ('{"version": 1, "default": {"order": 1}}', "\"default\" has a field 'order'; it may have servers, slice, codec"),
+    ('{"version": 1, "default": {"order": 1}}', "has a field 'order'; it may have servers, slice, codec, part"),
     ('{"version": 1, "default": {"codec": "int8"}}', "a field 'codec', for which \"version\" must be 2"),
+    ('{"version": 2, "default": {"partitions": 0}}', "partitions of .* is 0; it must be a whole number from 1"),
     ('{"version": 1, "allow_lossy": true}', "it has a field 'allow_lossy', for which \"version\" must be 2"),
     ('{"version": 2, "allow_lossy": 1}', '"allow_lossy" is 1; it must be true or false'),
     ('{"version": 2, "keys": {"w": {"codec": "int8"}}}', "codec of key 'w' is 'int8', with which training differs"),

@@ -101,15 +101,17 @@ def test_front_ends_tell_of_every_push_and_only_keys_of_rows_are_searched(settin
         assert partitions._searches[session]._key is None
 
 
-def test_keys_whose_servers_a_strategy_names_are_not_searched(tmp_path):
+def test_keys_of_which_a_strategy_names_servers_or_partitions_are_not_searched(tmp_path):
     path = tmp_path / "strategy.json"
-    path.write_text('{"version": 1, "keys": {"placed": {"servers": [0, 0, 0]}}}')
+    path.write_text('{"version": 2, "keys": {"placed": {"servers": [0, 0, 0]}, "cut": {"partitions": 5}}}')
     with Session.open(Settings(strategy=str(path))) as session:
-        placed, free = (session.declare(name, (9, 2), "float32", sparse=True) for name in ("placed", "free"))
-        for key in (placed, free):
+        of = {name: session.declare(name, (9, 2), "float32", sparse=True) for name in ("placed", "cut", "free")}
+        placed, cut, free = of.values()
+        for key in (placed, cut, free):
             session.keys.wait_for(key)
             partitions.note_push(session, key)
-        assert [session.partitions(key) for key in (placed, free)] == [3, 1]
+        assert [session.partitions(key) for key in (placed, cut, free)] == [3, 5, 1]
         assert partitions._searches[session]._key == free
-        partitions.note_push(session, placed)
-        assert placed not in partitions._searches[session]._waiting
+        for key in (placed, cut):
+            partitions.note_push(session, key)
+            assert key not in partitions._searches[session]._waiting
