@@ -12,7 +12,8 @@ import logging
 from typing import Optional
 
 from p3.placement import Placement
-from p3.plan.key_plan import KeyPlan, even_slices
+from p3.plan.key_plan import KeyPlan, Name, even_slices
+from p3.plan.strategy import Strategy
 from p3.worker.key import FactorShape, Key
 
 log = logging.getLogger("p3")
@@ -87,9 +88,25 @@ class FactoredLayer:
         self.shape: Optional[FactorShape] = None  # of one device, once that is decided
         self.of_worker: Optional[FactorShape] = None  # of all its devices
         self.has_factors = False
-        self._session, self._batch_size = session, batch_size
+        self._session, self._batch_size, self._of_script = session, batch_size, route
+        self._why_not = ""
         self._uses = 0  # recorded forward passes since the last push
         self._problem: Optional[str] = None
+
+    def follow(self, strategy: Strategy, name: Name) -> None:
+        """What a strategy says of the weight, the key of that name. ValueError if the script says something else, or if
+        it is decided otherwise by now."""
+        self.route = strategy.route(name, self._of_script)
+        if self.shape is not None and bool(self._why_dense()) == self.has_factors:
+            now = "as factors" if self.has_factors else "dense"
+            raise ValueError(
+                "%s: its gradients leave %s by now%s. Say route=%r to p3.factors or p3.torch.factors; in PyTorch "
+                "P3_STRATEGY comes early enough, too" % (name, now, strategy.said_of(name), self.route)
+            )
+
+    def _why_dense(self) -> str:
+        rule = Rule(self._session.placement, self._session.slice_elements)
+        return self._why_not or rule.why_dense(self.route, self.of_worker)
 
     def note_use(self, rows: int) -> None:
         """Before each recorded use, once it has decided. `rows`: of its input on this device."""
@@ -104,8 +121,8 @@ class FactoredLayer:
         """Once. `rows` of its input on each of this worker's `devices`; `why_not`: in words, what excludes factors."""
         self.shape = FactorShape(self._batch_size or rows, self.outputs, inputs)
         self.of_worker = of_worker = self.shape._replace(rows=self.shape.rows * devices)
-        rule = Rule(self._session.placement, self._session.slice_elements)
-        why = why_not or rule.why_dense(self.route, of_worker)
+        self._why_not = why_not
+        why = self._why_dense()
         self.has_factors = not why
         if not self._session.is_first:
             return

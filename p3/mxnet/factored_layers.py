@@ -31,8 +31,8 @@ def factors(net, batch_size=None, route="auto"):
     `net`: a Gluon block, before its first forward pass in training; each `nn.Dense` in it is looked at by itself.
     `batch_size`: rows of a layer's input on one device (batch, times length where flatten=False); by default those of
     the first recorded forward pass. Shorter batches are padded, larger ones are an error. The same on every worker.
-    `route`: "auto" takes factors where the job's busiest network card then carries fewer bytes; "factors" wherever they
-    are no larger than the gradient; "dense" nowhere.
+    `route`: "auto" takes factors where the job's busiest network card then carries fewer bytes, or the default of
+    P3_STRATEGY says so; "factors" wherever they are no larger than the gradient; "dense" nowhere.
 
     Sums and updates are the same, but for the order in which float32 is added up. The gradient array of such a weight
     holds factors, and NaN behind them, so the script cannot read it, nor clip it by its norm. Weights that several
@@ -54,6 +54,7 @@ def factors(net, batch_size=None, route="auto"):
             log.warning("%s stays dense: several layers share it", block.weight.name)
             continue
         block.weight._p3_layer = layer = GluonLayer(block, session, batch_size, route)
+        layer.follow(session.strategy(), block.weight.name)
         block.hybrid_forward = functools.partial(_forward, layer, block.hybrid_forward)
     for block in blocks:
         if isinstance(block, mx.gluon.HybridBlock):

@@ -117,7 +117,8 @@ ADDED_UP = Choice("gradients of several backward passes", "`no_sync()`, no `zero
 JOIN = Choice("join()", "`optimizer.join()`")
 SHOWN_MEANS = Choice("mean gradients that the script sees before step()",
                      "`optimizer.synchronize()` or `clip_grad_norm_()` between `backward()` and `step()`")  # fmt: skip
-PLANNED_CODEC = Choice("a codec in a strategy", '`"codec"` in [a strategy](planning.md#the-file)')
+PLANNED = Choice("what a strategy chooses beside servers and slices",
+                 '`"codec"`, `"route": "factors"` in [a strategy](planning.md#the-file)')  # fmt: skip
 WEIGHTS = Choice("weights of workers", "`optimizer.weigh()`")
 WEIGHTS_OF_ENDED = Choice("weights where workers have ended", "`optimizer.weigh()`, and `optimizer.join()` later")
 INDEPENDENT = Choice("an optimizer that is said to update each parameter by itself",
@@ -220,8 +221,9 @@ def of_strategy(path: Optional[str]) -> List[Choice]:
 def of_entries(strategy: Strategy) -> List[Choice]:
     """What a strategy chooses beside how keys are cut, for one key or for all."""
     cuts = (strategy.default, *strategy.keys.values())
-    has_codec = any(cut.codec not in (None, codecs.Ways()) for cut in cuts)
-    return [PLANNED_CODEC.said(strategy.path)] if has_codec else []
+    fields = ["codec"] * any(cut.codec not in (None, codecs.Ways()) for cut in cuts)
+    fields += ["route"] * any(cut.route == "factors" for cut in cuts)
+    return [PLANNED.said("%s of %s" % (field, strategy.path)) for field in fields[:1]]
 
 
 def of_quorum(least: Any) -> List[Choice]:

@@ -30,6 +30,7 @@ _MOST_ELEMENTS = 1 << 28  # of a slice
 _MOST_PARTITIONS = 1 << 20  # as P3_PARTITIONS
 _MOST_BYTES = 64 << 20  # of a file
 _MOST_BYTES_TOLD = 4 << 20  # of what every worker is told of it, which may take twice as many in a message
+_ROUTES = ("dense", "rows", "factors")
 _SHOWN_KEYS = 8  # of those that there are
 
 
@@ -44,6 +45,7 @@ class Cut(NamedTuple):
     slice: Optional[int] = None  # most elements of one, of a dense key
     codec: Optional[Ways] = None  # Ways(): gradients and values as they are
     partitions: Optional[int] = None  # of a sparse key
+    route: Optional[str] = None  # of _ROUTES: how its gradients travel
 
 
 class Strategy(NamedTuple):
@@ -76,6 +78,27 @@ class Strategy(NamedTuple):
             raise ConfigError(
                 "%s has the codec %s for key %r, which the script declares with %s: it does not follow strategies "
                 "there. Take the codec out of that entry" % (self._file, _in_words(own), name, _in_words(declared))
+            )
+
+    def route(self, name: Name, of_script: str) -> str:
+        """Of a layer that may send factors, for which the script has chosen `of_script` (p3/frontend/factors.py), where
+        "auto" leaves it open. ConfigError if both choose, and not the same."""
+        own = self.of(name).route
+        if own in (None, "rows") or own == of_script:
+            return of_script
+        if of_script != "auto":
+            raise ConfigError(
+                "%s: the script has the route %r for key %r, and the strategy %r. Leave one of them out"
+                % (self._file, of_script, name, own)
+            )
+        return own
+
+    def require_no_factors(self, name: Name) -> None:
+        """ConfigError if a key that is of no layer that may send factors has an entry of its own for them."""
+        if self.keys.get(str(name), Cut()).route == "factors":
+            raise ConfigError(
+                "%s has the route 'factors' for key %r, which is of no layer that may send them: call p3.factors or "
+                "p3.torch.factors for it, or take the route out of that entry" % (self._file, name)
             )
 
     def said_of(self, name: Name) -> str:
@@ -126,6 +149,10 @@ class Strategy(NamedTuple):
             what = "a slice for key %r, whose gradients are sparse: such keys have partitions"
         elif not sparse and own.partitions is not None:
             what = "partitions for key %r, whose gradients are dense: such keys have slices"
+        elif sparse and own.route not in (None, "rows"):
+            what = "another route than 'rows' for key %r, whose gradients the script's module makes sparse"
+        elif not sparse and own.route == "rows":
+            what = "the route 'rows' for key %r, whose gradients the script's module makes dense"
         else:
             return ""
         return "%s has %s. Take it out of that key's entry" % (self._file, what % name)
@@ -295,12 +322,19 @@ def _whole_number(most: int) -> Callable[[Any], int]:
     return read
 
 
+def _route(value: Any) -> str:
+    if value not in _ROUTES:
+        raise ValueError("it must be one of %s" % ", ".join(_ROUTES))
+    return value
+
+
 # By field of Cut.
 _FIELDS = {
     "servers": _Field(_servers),
     "slice": _Field(_whole_number(_MOST_ELEMENTS)),
     "codec": _Field(ways_of, 2, lambda ways: ways != Ways(), lambda ways: ways._asdict() if ways != Ways() else None),
     "partitions": _Field(_whole_number(_MOST_PARTITIONS), 2),
+    "route": _Field(_route, 2),
 }
 _CHOICES = tuple(field for field in Cut._fields if field not in ("servers", "slice"))
 

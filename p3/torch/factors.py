@@ -28,8 +28,8 @@ def factors(model: torch.nn.Module, batch_size: Optional[int] = None, route: str
 
     Before DistributedOptimizer, on every worker. `batch_size`: rows of a layer's input (all its dimensions but the
     last); by default those of the first forward pass in training. Shorter batches are padded, larger ones are an error.
-    `route`: "auto" takes factors where the job's busiest network card then carries fewer bytes; "factors" wherever they
-    are no larger than the gradient; "dense" nowhere.
+    `route`: "auto" takes factors where the job's busiest network card then carries fewer bytes, or a strategy says so;
+    "factors" wherever they are no larger than the gradient; "dense" nowhere.
 
     Updates are the same, but for the order in which float32 is added up. Between backward() and step() the gradient of
     such a weight is none. A layer that runs more than once in a step is an error, as no_sync() is. Weights that several
@@ -50,6 +50,7 @@ def factors(model: torch.nn.Module, batch_size: Optional[int] = None, route: str
             log.info("%s stays dense: %s", name, why_not)
             continue
         layer = module.weight._p3_layer = _Layer(session, name, module.out_features, batch_size, route)
+        layer.follow(session.strategy(), name)
         module.__class__ = FactoredLinear
         if batch_size is not None:
             layer.decide(batch_size, module.in_features)

@@ -89,6 +89,13 @@ def test_an_entry_that_does_not_fit_its_key_is_refused_by_name():
         job.announce(0, "rows", (8, 2), sparse=True)
     with pytest.raises(DisagreementError, match="s.json has partitions for key 'w', whose gradients are dense"):
         job.announce(0, "w")
+    routes = {"rows": Cut(route="dense"), "w": Cut(route="rows"), "f": Cut(route="factors")}
+    job = Job(10, strategy=Strategy(Cut(route="rows"), routes, "s.json"))
+    job.announce(0, "f")
+    with pytest.raises(DisagreementError, match="another route than 'rows' for key 'rows', .* makes sparse. Take it"):
+        job.announce(0, "rows", (8, 2), sparse=True)
+    with pytest.raises(DisagreementError, match="the route 'rows' for key 'w', .* makes dense. Take it"):
+        job.announce(0, "w")
 
 
 @pytest.mark.parametrize("of_job", ["auto", 3])

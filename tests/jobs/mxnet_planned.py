@@ -1,6 +1,6 @@
 """Gluon steps as a script asks for them, or a strategy; worker 0 prints the weights' digest, and what each key has
 become: mxnet_planned.py OPTIONS, in JSON: "kind" of the store, "compression", "staleness" (what set_staleness takes, in
-lists), "strategy", "here": the workers update."""
+lists), "strategy", "here": the workers update, "factors": what p3.factors takes."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ import zlib
 
 import numpy as np
 
-import p3  # noqa: F401
+import p3
 import mxnet as mx
 from mxnet import autograd, gluon
 
@@ -17,6 +17,8 @@ mx.random.seed(1)
 net = gluon.nn.HybridSequential()
 net.add(gluon.nn.Dense(60, in_units=50), gluon.nn.Dense(40, in_units=60), gluon.nn.Dense(2, in_units=40))
 net.initialize()
+if "factors" in options:
+    p3.factors(net, **options["factors"])
 kv = mx.kv.create(options.get("kind", "p3_sync"))
 if "strategy" in options:
     kv.set_strategy(options["strategy"])
@@ -34,7 +36,8 @@ for _ in range(3):
     trainer.step(8)
 weights = np.concatenate([one.data().asnumpy().reshape(-1) for one in net.collect_params().values()])
 mx.nd.waitall()
-plans = {name: agreed.plan for (_, name), agreed in kv.store.session.keys.agreed.items()}
+keys = kv.store.session.keys
+plans = {key.name: keys.wait_for(key).plan for key in keys.all()}
 if kv.rank == 0:
-    axes = {name: [plan.codec, plan.value_codec, plan.staleness] for name, plan in plans.items()}
+    axes = {name: [plan.codec, plan.value_codec, plan.staleness, plan.parts] for name, plan in plans.items()}
     print(json.dumps({"digest": zlib.crc32(weights), "axes": axes}))

@@ -37,9 +37,18 @@ def test_a_codec_in_a_strategy_is_that_of_the_script(tmp_path, here):
     codec = lossy({"codec": {"up": "int8", "down": "bf16"}})
     assert result(*run(tmp_path, of_job=codec, here=here)) == own and own["digest"] != plain["digest"]
     assert result(*run(tmp_path, here=here, strategy=codec)) == own
-    of_key = result(*run(tmp_path, here=here, strategy=lossy(**{"2": {"codec": {"type": "int8"}}})))
+    of_key = result(*run(tmp_path, here=here, strategy=lossy(**{"3": {"codec": {"type": "int8"}}})))
     assert of_key["digest"] not in (own["digest"], plain["digest"])
-    assert (of_key["axes"]["2"][:2], of_key["axes"]["0"][0]) == ([INT8, {}], {})
+    assert (of_key["axes"]["3"][:2], of_key["axes"]["1"][0]) == ([INT8, {}], {})
+
+
+def test_a_route_in_a_strategy_is_that_of_the_script(tmp_path):
+    dense, own = (result(*run(tmp_path, factors={"route": route})) for route in ("auto", "factors"))
+    assert any(parts == 2 for *_, parts in own["axes"].values()), own
+    by_job = result(*run(tmp_path, {"version": 2, "default": {"route": "factors"}}, factors={}))
+    assert by_job == own and by_job["digest"] != dense["digest"]
+    status, output = run(tmp_path, factors={}, strategy={"version": 2, "keys": {"1": {"route": "factors"}}})
+    assert status != 0 and "1: its gradients leave dense by now (for route see the strategy in the script)" in output
 
 
 def test_a_contradiction_names_both_on_all(tmp_path):

@@ -22,6 +22,7 @@ _cuts = st.builds(
     st.none() | st.integers(1, 1 << 28),
     st.none() | _ways,
     st.none() | st.integers(1, 1 << 20),
+    st.none() | st.sampled_from(["dense", "rows", "factors"]),
 )
 _words = st.sampled_from(["int8", "topk", "dgc", "up", "down", "type", "ratio"])
 _json = st.recursive(
@@ -68,6 +69,7 @@ def test_anything_else_is_read_or_refused(content):
     ('{"version": 1, "default": {"order": 1}}', "has a field 'order'; it may have servers, slice, codec, part"),
     ('{"version": 1, "default": {"codec": "int8"}}', "a field 'codec', for which \"version\" must be 2"),
     ('{"version": 2, "default": {"partitions": 0}}', "partitions of .* is 0; it must be a whole number from 1"),
+    ('{"version": 2, "default": {"route": ["rows"]}}', "route of .* is .*; it must be one of dense, rows, factors"),
     ('{"version": 1, "allow_lossy": true}', "it has a field 'allow_lossy', for which \"version\" must be 2"),
     ('{"version": 2, "allow_lossy": 1}', '"allow_lossy" is 1; it must be true or false'),
     ('{"version": 2, "keys": {"w": {"codec": "int8"}}}', "codec of key 'w' is 'int8', with which training differs"),

@@ -79,8 +79,50 @@ def test_what_does_not_go_together_is_refused_by_name_and_leaves_everything_as_i
     optimizer.release()
 
 
+FACTORS = {"version": 2, "default": {"route": "factors"}}
+
+
+def test_a_route_in_a_strategy_is_that_of_the_script(tmp_path):
+    dense, own = (result(*run(tmp_path, {"factors": {"route": route}})) for route in ("auto", "factors"))
+    names = {name for name in own["axes"] if own["axes"][name][3] == 2}
+    assert names == {"%d.weight (factors)" % layer for layer in (0, 1)}, own["axes"]  # the last one's are no smaller
+    by_job = result(*run(tmp_path, {"factors": {"batch_size": 4}}, of_job=FACTORS))
+    assert by_job == own and by_job["digest"] != dense["digest"]
+
+
+def test_an_entry_takes_a_layer_out_of_factors():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    p3.torch.factors(model)
+    optimizer = sgd(model)
+    strategy = {**FACTORS, "keys": {"1.weight": {"route": "dense"}}}
+    p3.torch.DistributedOptimizer(optimizer, model, strategy=strategy)
+    model(torch.ones(2, 8)).sum().backward()
+    assert [layer.weight._p3_layer.has_factors for layer in model] == [True, False]
+    optimizer.step()
+    optimizer.release()
+
+
+@pytest.mark.parametrize("asked, own, problem", [
+    ({"route": "dense"}, "factors", "the script has the route 'dense' for key '0.weight', and the strategy 'factors'"),
+    ({"batch_size": 1}, "factors", "0.weight: its gradients leave dense by now .for route see .*Say route='factors'"),
+    (None, "factors", "the route 'factors' for key '0.weight', which is of no layer that may send them"),
+])  # fmt: skip
+def test_a_route_that_cannot_be_is_refused_by_name(model, asked, own, problem):
+    if asked is not None:
+        p3.torch.factors(model, **asked)
+    strategy = {"version": 2, "keys": {"0.weight": {"route": own}}}
+    with pytest.raises(ConfigError if "by now" not in problem else ValueError, match=problem):
+        p3.torch.DistributedOptimizer(sgd(model), model, strategy=strategy)
+
+
+def test_factors_of_a_strategy_and_staleness_exclude_each_other(model):
+    p3.torch.factors(model)
+    with pytest.raises(ValueError, match="staleness and factors .0.weight. exclude each other"):
+        p3.torch.DistributedOptimizer(sgd(model), model, staleness=1, strategy=FACTORS)
+
+
 def test_local_steps_have_their_own_codec(model):
-    with pytest.raises(ValueError, match="local steps and a codec in a strategy .in the script. exclude each other"):
+    with pytest.raises(ValueError, match="local steps and what a strategy chooses .*.codec of in the script. exclude"):
         p3.torch.LocalSteps(sgd(model), model, every=2, strategy=lossy({"codec": "int8"}))
 
 

@@ -106,8 +106,12 @@ def _settled(store, entry, sparse_gradient):
 def _factored(store, entry, gradients):
     """The key of the weight's factors, if that is what its gradient arrays hold."""
     layer = getattr(entry.parameter or store.priorities.parameter_of(entry.id, gradients), "_p3_layer", None)
+    strategy = store.session.strategy(store.number)
+    if layer is None:
+        strategy.require_no_factors(entry.id)
     if layer is None or layer.shape is None:
         return None
+    layer.follow(strategy, entry.id)
     of_key = choices.of_staleness(entry.declared.staleness)
     combinations.require(f"{store.session.label}: key {entry.id!r}", of_key, choices.FACTORS)
     if layer.has_factors and store.norm is not None:

@@ -68,6 +68,11 @@ def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module
         strategy.require(session.num_servers, (names[tensor] for tensor in parameters_of(optimizer)))
     in_force = session.strategy() if strategy is None else strategy
     compressions = [one.planned(in_force) for one in compressions]
+    for tensor in parameters_of(optimizer):
+        if is_factored(tensor):
+            tensor._p3_layer.follow(in_force, names[tensor])
+        else:
+            in_force.require_no_factors(names[tensor])
     alike = _compressed_alike(optimizer, compressions, names)
     is_low_rank = any(choices.of_compression(one.ways.up) == choices.LOW_RANK for one in alike)
     servers_have_sums = not is_low_rank and not any(map(is_factored, parameters_of(optimizer)))
