@@ -10,6 +10,7 @@ docs/planning.md says what the file may have, and how far the predictions have b
 from __future__ import annotations
 
 import argparse
+import json
 from typing import List
 
 from p3.errors import ConfigError
@@ -33,6 +34,7 @@ def add_parser(commands) -> None:
     parser.add_argument("--price", type=number(0, 1e9), metavar="P", help="of a host for an hour: what 1000 steps cost")
     parser.add_argument("--allow-lossy", action="store_true",
                         help="say what compressed gradients would take; and local steps, if that is too slow as well")
+    parser.add_argument("--json", action="store_true", help="say it as one JSON object, for programs")
     parser.add_argument("--out", metavar="FILE", help="write the strategy to FILE")
     parser.add_argument("--judge", metavar="FILE", action="append",
                         help="search nothing: hold what `p3 bench verdict --out FILE` has measured against predictions")
@@ -58,15 +60,22 @@ def _plan(options: argparse.Namespace, _settings: Settings, _command: List[str])
             open(options.out, "a", encoding="utf-8").close()  # or the search would be for nothing
         search = Search(asked[0])
         best = search.best(options.budget)
-        for line in report.lines(asked[0], search, best, options.price):
-            print(line)
-        if options.allow_lossy:
-            print()
-            for line in lossy.lines(asked[0], best):
-                print(line)
+        said = report.told(asked[0], search, best, options.price)
+        found = lossy.lossy(asked[0], best) if options.allow_lossy else None
+        said["lossy"] = None if found is None else found.told()
         if options.out:
             with open(options.out, "w", encoding="utf-8") as file:
                 file.write(best.strategy.text())
+        if options.json:
+            print(json.dumps(said, indent=1))
+            return 0
+        for line in report.lines(asked[0], said):
+            print(line)
+        if found is not None:
+            print()
+            for line in lossy.lines(found):
+                print(line)
+        if options.out:
             print(f"\nwrote {options.out}")
     except ValueError as error:
         raise error if isinstance(error, ConfigError) else ConfigError(f"p3 plan: {error}") from None

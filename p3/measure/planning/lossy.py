@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Dict, Iterator, NamedTuple, Optional
+from typing import Any, Dict, Iterator, NamedTuple, Optional
 
 from p3.frontend.local_steps.fragments import packed
 from p3.measure.compressions import Compression
@@ -48,6 +48,11 @@ class Lossy(NamedTuple):
     compute_s: float  # of the slowest worker
     compressed_s: Dict[str, float]  # of an iteration, by codec
     proposal: Optional[LocalSteps]  # None: something is fast enough without
+
+    def told(self) -> Dict[str, Any]:
+        """As JSON has it."""
+        steps = None if self.proposal is None else {**self.proposal._asdict(), "call": str(self.proposal)}
+        return {"compressed_s": self.compressed_s, "local_steps": steps}
 
 
 def lossy(setting: Setting, best: Tried) -> Lossy:
@@ -86,8 +91,7 @@ def exchange(setting: Setting) -> float:
     return predict(alone).mean_s
 
 
-def lines(setting: Setting, best: Tried) -> Iterator[str]:
-    found = lossy(setting, best)
+def lines(found: Lossy) -> Iterator[str]:
     each = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in found.compressed_s.items())
     yield f"with compressed gradients, both ways: {each}; which loses what, docs/compression.md says"
     one = found.proposal

@@ -4,66 +4,74 @@ links would."""
 from __future__ import annotations
 
 import dataclasses
-from typing import Iterator, List, NamedTuple, Optional, Tuple
+import json
+from typing import Any, Dict, Iterator, NamedTuple, Optional, Tuple
 
 from p3.measure.planning import builders
 from p3.measure.planning.search import Search, Tried
 from p3.measure.simulate import report
-from p3.measure.simulate.predict import Prediction, predict
+from p3.measure.simulate.predict import predict
 from p3.measure.simulate.setting import Network, Setting
 from p3.plan.strategy import Strategy
 
 _SHOWN_SERVERS = 16
 
 
-def lines(setting: Setting, search: Search, best: Tried, price: Optional[float]) -> Iterator[str]:
-    """`setting`: what was searched; its own strategy, if it has one, stands beside what was found. `price`: of a host
-    for an hour."""
+def told(setting: Setting, search: Search, best: Tried, price: Optional[float]) -> Dict[str, Any]:
+    """As JSON has it (docs/planning.md); lines() says the same in words. `setting`: what was searched; its own
+    strategy, if it has one, stands beside what was found. `price`: of a host for an hour."""
+    rows = {"none": search.without().prediction, "proportional": search.proportional().prediction}
+    if setting.strategy != Strategy():
+        rows["given"] = predict(setting)
+    total, hours = sum(best.shares), 1000 * best.seconds / 3600
+    return {
+        "seconds": best.seconds,
+        "bound_s": best.prediction.bound_s,
+        "others": {name: {"seconds": one.mean_s, "bound_s": one.bound_s} for name, one in rows.items()},
+        "simulations": search.tried,
+        "shares": [share / total for share in best.shares],
+        "slice": best.slice_elements,
+        "ablation": list(_ablation(search, best)),
+        "what_if": list(_what_if(setting, best)),
+        "hours_of_1000_steps": hours,
+        "price_of_1000_steps": None if price is None else price * hours * setting.network.hosts,
+        "strategy": json.loads(best.strategy.text()),
+    }
+
+
+def lines(setting: Setting, said: Dict[str, Any]) -> Iterator[str]:
+    """`said`: by told()."""
     yield report.job(setting)
     yield ""
-    yield from _strategies(setting, search, best)
-    yield ""
-    yield from _shares(setting, best)
-    yield from _ablation(search, best)
-    yield ""
-    yield from _others(setting, best)
-    if price is not None:
-        hours = 1000 * best.seconds / 3600
-        yield f"1000 steps take {hours:.2f} hours, and cost {price * hours * setting.network.hosts:.2f}"
-
-
-def _strategies(setting: Setting, search: Search, best: Tried) -> Iterator[str]:
-    rows: List[Tuple[str, Prediction]] = [("none", search.without().prediction)]
-    if setting.strategy != Strategy():
-        rows.append(("given", predict(setting)))
-    rows += [("proportional", search.proportional().prediction), ("found", best.prediction)]
     yield "%-14s %8s %8s %8s" % ("strategy", "seconds", "bound", "above")
-    for name, prediction in rows:
-        limit, above = prediction.bound_s, prediction.above_bound
-        bound = ("%8.3f" % limit, "%+7.1f%%" % (100 * above)) if limit and above is not None else ("unknown", "")
-        yield ("%-14s %8.3f %8s %8s" % (name, prediction.mean_s, *bound)).rstrip()
-    yield f"found after {search.tried} simulations"
-
-
-def _shares(setting: Setting, best: Tried) -> Iterator[str]:
-    total = sum(best.shares)
-    shown = [f"{rank} {share / total:.1%}" for rank, share in enumerate(best.shares)]
+    of = {**said["others"], "found": said}
+    for name in [one for one in ("none", "given", "proportional", "found") if one in of]:
+        seconds, limit = of[name]["seconds"], of[name]["bound_s"]
+        bound = ("%8.3f" % limit, "%+7.1f%%" % (100 * (seconds / limit - 1))) if limit else ("unknown", "")
+        yield ("%-14s %8.3f %8s %8s" % (name, seconds, *bound)).rstrip()
+    yield f"found after {said['simulations']} simulations"
+    yield ""
+    shown = [f"{rank} {share:.1%}" for rank, share in enumerate(said["shares"])]
     more = f", and {len(shown) - _SHOWN_SERVERS} others" if len(shown) > _SHOWN_SERVERS else ""
     yield "the servers hold: " + ", ".join(shown[:_SHOWN_SERVERS]) + more
-    yield f"slices have at most {best.slice_elements} elements"
+    yield f"slices have at most {said['slice']} elements"
+    for one in said["ablation"]:
+        yield f"  {one['what']}: {one['seconds']:.3f} s ({one['seconds'] / said['seconds'] - 1:+.1%})"
+    yield ""
+    for one in said["what_if"]:
+        yield f"{one['what']}: {one['seconds']:.3f} s, {one['gain']:+.1%} samples a second"
+    if said["price_of_1000_steps"] is not None:
+        yield f"1000 steps take {said['hours_of_1000_steps']:.2f} hours, and cost {said['price_of_1000_steps']:.2f}"
 
 
-def _ablation(search: Search, best: Tried) -> Iterator[str]:
+def _ablation(search: Search, best: Tried) -> Iterator[Dict[str, Any]]:
     usual = search.without()
     if best.shares != usual.shares:
-        yield _changed("with equal shares", search.at(usual.shares, best.slice_elements).seconds, best)
+        seconds = search.at(usual.shares, best.slice_elements).seconds
+        yield {"what": "with equal shares", "seconds": seconds}
     if best.slice_elements != usual.slice_elements:
-        yield _changed("with slices of %d" % usual.slice_elements, search.at(best.shares, usual.slice_elements).seconds,
-                       best)  # fmt: skip
-
-
-def _changed(what: str, seconds: float, best: Tried) -> str:
-    return f"  {what}: {seconds:.3f} s ({seconds / best.seconds - 1:+.1%})"
+        seconds = search.at(best.shares, usual.slice_elements).seconds
+        yield {"what": "with slices of %d" % usual.slice_elements, "seconds": seconds}
 
 
 class _Other(NamedTuple):
@@ -71,7 +79,7 @@ class _Other(NamedTuple):
     network: Network
 
 
-def _others(setting: Setting, best: Tried) -> Iterator[str]:
+def _what_if(setting: Setting, best: Tried) -> Iterator[Dict[str, Any]]:
     """Hosts or links that the job does not have, with servers in proportion."""
     for other in _networks(setting.network):
         changed = dataclasses.replace(setting, network=other.network, strategy=Strategy())
@@ -80,7 +88,7 @@ def _others(setting: Setting, best: Tried) -> Iterator[str]:
                  for shares in (builders.equal(changed), builders.proportional(changed))]  # fmt: skip
         seconds = min(predict(dataclasses.replace(changed, strategy=one)).mean_s for one in tried)
         more = len(changed.workers) / seconds / (len(setting.workers) / best.seconds) - 1
-        yield f"{other.name}: {seconds:.3f} s, {more:+.1%} samples a second"
+        yield {"what": other.name, "seconds": seconds, "gain": more}
 
 
 def _networks(network: Network) -> Iterator[_Other]:

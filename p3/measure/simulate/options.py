@@ -178,9 +178,15 @@ def _hosts(text: str) -> List[int]:
 
 def _strategy(path: str) -> strategies.Strategy:
     try:
-        return strategies.load(path)
+        loaded = strategies.load(path)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+    if loaded.chooses:
+        raise argparse.ArgumentTypeError(
+            "the strategy %s says more than servers and slices, of which the simulator knows nothing in a strategy: "
+            "leave that out, and say a codec with --compression" % path
+        )
+    return loaded
 
 
 def _link_rates(text: str) -> List[Tuple[float, ...]]:

@@ -119,6 +119,28 @@ def test_local_steps_are_proposed_where_nothing_else_comes_near_the_computation(
     assert all(one.exchange_s > (every - 1) * 0.5 for every in smaller)
 
 
+def test_a_program_is_told_the_same_as_json(capsys, tmp_path):
+    path, rates = tmp_path / "s.json", ["--hosts", "3", "--rate", "40mbit:40mbit:20mbit"]
+    asked = ["plan", *SMALL[:-1], "0", *rates, "--price", "2", "--out", str(path)]
+    assert cli.main(asked) == 0
+    text = capsys.readouterr().out
+    assert cli.main([*asked, "--json", "--allow-lossy", "--strategy", str(path)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["strategy"] == json.loads(path.read_text())
+    assert told["others"]["given"] == {"seconds": told["seconds"], "bound_s": told["bound_s"]}
+    for what, seconds in [("found", told["seconds"]), *((name, told["others"][name]["seconds"])
+                                                        for name in ("none", "proportional"))]:  # fmt: skip
+        assert "%-14s %8.3f" % (what, seconds) in text
+    for one in told["ablation"]:
+        assert f"{one['what']}: {one['seconds']:.3f} s" in text
+    assert [one["what"] for one in told["what_if"]][0].startswith("one more host")
+    assert all(f"{one['what']}: {one['seconds']:.3f} s, {one['gain']:+.1%}" in text for one in told["what_if"])
+    assert sum(told["shares"]) == pytest.approx(1) and f"at most {told['slice']} elements" in text
+    assert f"take {told['hours_of_1000_steps']:.2f} hours, and cost {told['price_of_1000_steps']:.2f}" in text
+    assert set(told["lossy"]["compressed_s"]) == {"int8", "int4", "1bit"}
+    assert f"found after {told['simulations']} simulations" in text
+
+
 def test_where_no_exchange_hides_steps_wait():
     setting = setting_of(0.05, 0.05)
     one = lossy.local_steps(setting, 0.5)
@@ -155,3 +177,7 @@ def test_a_strategy_for_servers_that_are_not_there_is_refused(capsys, tmp_path):
     path.write_text(json.dumps({"version": 1, "default": {"servers": [5]}}))
     assert cli.main(["simulate", *SMALL[:-2], "--hosts", "2", "--strategy", str(path)]) == 1
     assert "server 5 is named, but the job has 2 servers" in capsys.readouterr().err
+    path.write_text(json.dumps({"version": 2, "allow_lossy": True, "default": {"codec": "int8"}}))
+    with pytest.raises(SystemExit):
+        cli.main(["simulate", *SMALL[:-2], "--hosts", "2", "--strategy", str(path)])
+    assert "s.json says more than servers and slices" in capsys.readouterr().err
