@@ -304,7 +304,7 @@ class Agreement:
         elif not message["gathered"]:  # what brings the weight's first value has had its word
             own = self._options_of(message)
             ways = Ways(own.get("compression") or None, own.get("value_compression") or None)
-            self._strategies.require_ways(message["store"], message["name"], ways)
+            self._strategies.require_followed(message["store"], message["name"], ways, message["staleness"])
         elements, whole = math.prod(shape), cut.slice or self._slice_elements
         servers = cut.servers or ()
         of_job: int = len(servers) or self._num_servers if self._partitions == "auto" else self._partitions

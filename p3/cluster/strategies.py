@@ -48,10 +48,10 @@ class Strategies:
             raise ProtocolError("%s set the strategy of store %d: %s" % (node, store, error)) from None
         return given
 
-    def require_ways(self, store: int, name: Name, declared: Ways) -> None:
-        """DisagreementError if a key that rank 0 has announced does not travel as its entry says."""
+    def require_followed(self, store: int, name: Name, ways: Ways, staleness: int) -> None:
+        """DisagreementError if a key that rank 0 has announced does not go by its entry."""
         try:
-            self._of(store).require_ways(name, declared)
+            self._of(store).require_followed(name, ways, staleness)
         except ConfigError as error:
             raise DisagreementError(str(error)) from None
 

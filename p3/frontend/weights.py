@@ -81,7 +81,8 @@ class Weights(snapshots.Trainer):
     def _declare(self, name: str, first: Any) -> _Weight:
         first = np.asarray(first)
         own = self._compression.options_of(name, first.shape)
-        key = self._session.declare(name, first.shape, first.dtype, self._store, False, self._staleness, own)
+        rounds = self._compression.strategy.rounds(name, self._staleness or None)
+        key = self._session.declare(name, first.shape, first.dtype, self._store, False, rounds, own)
         return _Weight(self._session, key, first.dtype)
 
     def __getitem__(self, name: str) -> np.ndarray:

@@ -8,6 +8,7 @@ pushes, and those of the others up to at least that many rounds before.
 import math
 
 from p3.plan import choices, combinations, key_plan
+from p3.plan.strategy import Strategy
 
 SYNC, ASYNC, SSP = "p3_sync", "p3_async", "p3_ssp"
 
@@ -20,16 +21,28 @@ class Staleness:
 
     def __init__(self, kind, setting):
         """`setting`: P3_STALENESS, which p3_ssp begins with."""
-        self._kind = kind
+        self._kind, self._is_said = kind, False
+        self._strategy = Strategy()
         self._default = {SYNC: 0, ASYNC: math.inf, SSP: setting}[kind]
         self._of_keys = {}
 
     def __bool__(self):
         """Whether any key may have staleness."""
-        return any(rounds > 0 for rounds in (self._default, *self._of_keys.values()))
+        planned = [cut.staleness or 0 for cut in (self._strategy.default, *self._strategy.keys.values())]
+        return any(rounds > 0 for rounds in (self._default, *self._of_keys.values(), *planned))
 
-    def of(self, key):
-        return self._of_keys.get(key, self._default)
+    def of(self, key, strategy):
+        """As the script says, or where that leaves it open, the strategy. ValueError if both say something else."""
+        self._strategy = strategy
+        if self._kind == SYNC:
+            own = strategy.of(key).staleness
+            if own:
+                asked = choices.STALE.said(f"{own} rounds of key {key!r}, see the strategy {strategy.path}")
+                raise ValueError(f"{asked}: the rounds of p3_sync are synchronous; create {SSP} or {ASYNC} instead")
+            return 0
+        of_script = self._of_keys.get(key, self._default if self._is_said else None)
+        rounds = strategy.rounds(key, of_script)
+        return rounds if of_script is not None or strategy.of(key).staleness is not None else self._default
 
     def set(self, rounds, keys, begun):
         """Of these keys, or of all that have none of their own; `begun`: the keys that the store has already."""
@@ -40,7 +53,7 @@ class Staleness:
         if late:
             raise ValueError(f"set_staleness: key {late[0]!r} was initialised already; set staleness before")
         if keys is None:
-            self._default = rounds
+            self._default, self._is_said = rounds, True
         else:
             self._of_keys.update(dict.fromkeys(keys, rounds))
 
@@ -52,4 +65,5 @@ class Staleness:
     def describe(self):
         """For the log."""
         told = [f"staleness {self._default}", *(f"{key!r}: {rounds}" for key, rounds in self._of_keys.items())]
+        told += [f"and as the strategy {self._strategy.path} says"] * self._strategy.chooses
         return f"{self._kind}: each push updates the weights at once ({', '.join(told)}), so no two runs are alike"

@@ -118,7 +118,7 @@ JOIN = Choice("join()", "`optimizer.join()`")
 SHOWN_MEANS = Choice("mean gradients that the script sees before step()",
                      "`optimizer.synchronize()` or `clip_grad_norm_()` between `backward()` and `step()`")  # fmt: skip
 PLANNED = Choice("what a strategy chooses beside servers and slices",
-                 '`"codec"`, `"route": "factors"` in [a strategy](planning.md#the-file)')  # fmt: skip
+                 '`"codec"`, `"route": "factors"`, `"staleness"` in [a strategy](planning.md#the-file)')  # fmt: skip
 WEIGHTS = Choice("weights of workers", "`optimizer.weigh()`")
 WEIGHTS_OF_ENDED = Choice("weights where workers have ended", "`optimizer.weigh()`, and `optimizer.join()` later")
 INDEPENDENT = Choice("an optimizer that is said to update each parameter by itself",
@@ -223,6 +223,7 @@ def of_entries(strategy: Strategy) -> List[Choice]:
     cuts = (strategy.default, *strategy.keys.values())
     fields = ["codec"] * any(cut.codec not in (None, codecs.Ways()) for cut in cuts)
     fields += ["route"] * any(cut.route == "factors" for cut in cuts)
+    fields += ["staleness"] * any(cut.staleness for cut in cuts)
     return [PLANNED.said("%s of %s" % (field, strategy.path)) for field in fields[:1]]
 
 

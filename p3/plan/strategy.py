@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from p3.codecs import Ways
 from p3.errors import ConfigError
+from p3.plan import key_plan
 from p3.plan.key_plan import Name
 from p3.plan.options import ways_of
 
@@ -46,6 +48,7 @@ class Cut(NamedTuple):
     codec: Optional[Ways] = None  # Ways(): gradients and values as they are
     partitions: Optional[int] = None  # of a sparse key
     route: Optional[str] = None  # of _ROUTES: how its gradients travel
+    staleness: Union[None, int, float] = None  # rounds, or math.inf
 
 
 class Strategy(NamedTuple):
@@ -71,13 +74,32 @@ class Strategy(NamedTuple):
             )
         return own
 
-    def require_ways(self, name: Name, declared: Ways) -> None:
-        """ConfigError if the key, which is declared so, has an entry of its own that says something else."""
-        own = self.keys.get(str(name), Cut()).codec
-        if own is not None and own != declared:
+    def rounds(self, name: Name, of_script: Union[None, int, float]) -> Union[int, float]:
+        """The key's staleness, for which the script has chosen `of_script`; None: nothing, and 0 if the strategy says
+        nothing, either. ConfigError if both choose, and not the same."""
+        own = self.of(name).staleness
+        if own is None or own == of_script:
+            return of_script or 0
+        if of_script is not None:
             raise ConfigError(
-                "%s has the codec %s for key %r, which the script declares with %s: it does not follow strategies "
-                "there. Take the codec out of that entry" % (self._file, _in_words(own), name, _in_words(declared))
+                "%s: the script has staleness %s for key %r, and the strategy %s. Leave one of them out"
+                % (self._file, of_script, name, own)
+            )
+        return own
+
+    def require_followed(self, name: Name, ways: Ways, staleness: int) -> None:
+        """ConfigError if the key, which is declared so, has an entry of its own that says something else. `staleness`:
+        as of key_plan.staleness()."""
+        own = self.keys.get(str(name), Cut())
+        differing = []
+        if own.codec is not None and own.codec != ways:
+            differing = ["codec", _in_words(own.codec), name, _in_words(ways)]
+        if own.staleness is not None and key_plan.staleness(own.staleness) != staleness:
+            differing = ["staleness", own.staleness, name, staleness]
+        if differing:
+            raise ConfigError(
+                "%s has the %s %s for key %r, which the script declares with %s: it does not follow strategies there. "
+                "Take it out of that entry" % (self._file, *differing)
             )
 
     def route(self, name: Name, of_script: str) -> str:
@@ -328,6 +350,14 @@ def _route(value: Any) -> str:
     return value
 
 
+def _staleness(value: Any) -> Union[int, float]:
+    if value != "inf" and type(value) is not int:
+        raise ValueError('it must be a whole number of rounds of at least 0, or "inf"')
+    rounds = math.inf if value == "inf" else value
+    key_plan.staleness(rounds)
+    return rounds
+
+
 # By field of Cut.
 _FIELDS = {
     "servers": _Field(_servers),
@@ -335,6 +365,7 @@ _FIELDS = {
     "codec": _Field(ways_of, 2, lambda ways: ways != Ways(), lambda ways: ways._asdict() if ways != Ways() else None),
     "partitions": _Field(_whole_number(_MOST_PARTITIONS), 2),
     "route": _Field(_route, 2),
+    "staleness": _Field(_staleness, 2, bool, lambda rounds: "inf" if rounds == math.inf else rounds),
 }
 _CHOICES = tuple(field for field in Cut._fields if field not in ("servers", "slice"))
 

@@ -1,5 +1,6 @@
 """What nodes agree on: rank 0's word decides, contradictions name both workers, nobody waits for the gone."""
 
+import math
 import random
 import re
 
@@ -10,7 +11,7 @@ from p3.cluster.agreement import Agreement
 from p3.cluster.node import Node
 from p3.codecs import Ways
 from p3.errors import DisagreementError, ProtocolError
-from p3.plan.key_plan import KeyPlan
+from p3.plan.key_plan import UNBOUNDED, KeyPlan
 from p3.plan.strategy import Cut, Strategy
 from p3.worker.store_options import told_of
 
@@ -115,12 +116,16 @@ def test_a_key_that_does_not_follow_its_own_entry_is_refused_by_name():
     job = Job(10, strategy=Strategy(Cut(codec=Ways({"type": "bf16"})), entries, "s.json", True))
     job.announce(0, "other")
     job.announce(0, "w", compression=int8)
-    with pytest.raises(DisagreementError, match="s.json has the codec none for key 'exact', .* with {.*int8.*Take the"):
+    with pytest.raises(DisagreementError, match="s.json has the codec none for key 'exact', .* with {.*int8.*Take it"):
         job.announce(0, "exact", value_compression=int8)
     job.set_option(0, "compression", 1, **int8)
     job.announce(0, "w", store=1)
     with pytest.raises(DisagreementError, match="s.json has the codec {.*int8.* for key 'w', .* declares with none"):
         job.announce(0, "w", store=2)
+    job = Job(10, strategy=Strategy(keys={"w": Cut(staleness=math.inf), "v": Cut(staleness=2)}, path="s.json"))
+    job.announce(0, "w", staleness=UNBOUNDED)
+    with pytest.raises(DisagreementError, match="s.json has the staleness 2 for key 'v', .* declares with 0"):
+        job.announce(0, "v")
 
 
 def give_strategy(job, rank, strategy, store=0, **changed):

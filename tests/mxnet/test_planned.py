@@ -75,3 +75,22 @@ def test_what_only_shows_at_the_first_push_names_the_strategy_as_well():
     kv.init("w", mx.nd.zeros((20, 20)))
     with pytest.raises(MXNetError, match="key 'w' .for codec see the strategy in the script.: dgc and sums handed to"):
         kv.push("w", mx.nd.ones((20, 20)))
+
+
+def test_staleness_in_a_strategy_fills_in_what_the_script_leaves_open():
+    kv = mx.kv.create("p3_ssp")
+    kv.set_strategy(lossy({"staleness": 3}, w={"staleness": 0}, v={"staleness": 5}))
+    kv.set_staleness(4, keys=["v"])
+    kv.set_optimizer(mx.optimizer.SGD())
+    kv.init(["w", "other"], [mx.nd.zeros(3)] * 2)
+    assert [kv.store.keys[key].declared.staleness for key in ("w", "other")] == [0, 3]
+    with pytest.raises(MXNetError, match="the script has staleness 4 for key 'v', and the strategy 5. Leave one"):
+        kv.init("v", mx.nd.zeros(3))
+
+
+def test_a_synchronous_store_takes_no_staleness_from_a_strategy():
+    kv = mx.kv.create("p3_sync")
+    kv.set_strategy(lossy({"staleness": "inf"}, w={"staleness": 0}))
+    kv.init("w", mx.nd.zeros(3))
+    with pytest.raises(MXNetError, match="staleness .inf rounds of key 'v', see .* in the script.: .*p3_sync"):
+        kv.init("v", mx.nd.zeros(3))

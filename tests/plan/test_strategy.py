@@ -1,6 +1,7 @@
 """Files of strategies: what is read is what was written, and what is none is refused by name."""
 
 import json
+import math
 
 import pytest
 from hypothesis import given
@@ -23,6 +24,7 @@ _cuts = st.builds(
     st.none() | _ways,
     st.none() | st.integers(1, 1 << 20),
     st.none() | st.sampled_from(["dense", "rows", "factors"]),
+    st.none() | st.integers(0, 1 << 62) | st.just(math.inf),
 )
 _words = st.sampled_from(["int8", "topk", "dgc", "up", "down", "type", "ratio"])
 _json = st.recursive(
@@ -70,6 +72,9 @@ def test_anything_else_is_read_or_refused(content):
     ('{"version": 1, "default": {"codec": "int8"}}', "a field 'codec', for which \"version\" must be 2"),
     ('{"version": 2, "default": {"partitions": 0}}', "partitions of .* is 0; it must be a whole number from 1"),
     ('{"version": 2, "default": {"route": ["rows"]}}', "route of .* is .*; it must be one of dense, rows, factors"),
+    ('{"version": 2, "default": {"staleness": 1}}', "staleness of .* is 1, with which training differs"),
+    ('{"version": 2, "default": {"staleness": Infinity}}', "staleness of .* is inf; it must be .*, or \"inf\""),
+    ('{"version": 2, "default": {"staleness": -1}}', "staleness of .* is -1; staleness is -1"),
     ('{"version": 1, "allow_lossy": true}', "it has a field 'allow_lossy', for which \"version\" must be 2"),
     ('{"version": 2, "allow_lossy": 1}', '"allow_lossy" is 1; it must be true or false'),
     ('{"version": 2, "keys": {"w": {"codec": "int8"}}}', "codec of key 'w' is 'int8', with which training differs"),
@@ -121,6 +126,14 @@ def test_the_script_and_the_strategy_choose_the_same_or_one_of_them_chooses():
         made.ways("w", INT8)
     assert made.said_of("v") == " (for codec see the strategy s.json)"
     assert made.said_of("w") == Strategy().said_of("w") == ""
+
+
+def test_staleness_of_the_script_and_of_the_strategy_are_the_same_or_one_of_them_is_open():
+    made = Strategy(Cut(staleness=2), {"w": Cut(staleness=0)}, "s.json")
+    assert (made.rounds("v", None), made.rounds("v", 2), made.rounds("w", None)) == (2, 2, 0)
+    assert (Strategy().rounds("w", None), Strategy().rounds("w", 3)) == (0, 3)
+    with pytest.raises(ConfigError, match="s.json: the script has staleness 3 for key 'w', and the strategy 0"):
+        made.rounds("w", 3)
 
 
 def test_workers_are_told_what_is_not_about_servers_and_slices():

@@ -18,12 +18,12 @@ def lossy(default=None, **keys):
     return {"version": 2, "allow_lossy": True, "default": default or {}, "keys": keys}
 
 
-def run(tmp_path, *options, of_job=None, **variables):
+def run(tmp_path, *options, of_job=None, check="1", **variables):
     if of_job is not None:
         (tmp_path / "job.json").write_text(json.dumps(of_job))
         variables["P3_STRATEGY"] = str(tmp_path / "job.json")
     command = jobs.python("torch_planned.py", *map(json.dumps, options))
-    return jobs.run_p3(2, 2, command, P3_CHECK="1", **variables)
+    return jobs.run_p3(2, 2, command, P3_CHECK=check, **variables)
 
 
 def result(status, output):
@@ -119,6 +119,26 @@ def test_factors_of_a_strategy_and_staleness_exclude_each_other(model):
     p3.torch.factors(model)
     with pytest.raises(ValueError, match="staleness and factors .0.weight. exclude each other"):
         p3.torch.DistributedOptimizer(sgd(model), model, staleness=1, strategy=FACTORS)
+
+
+def test_staleness_in_a_strategy_is_that_of_the_script(tmp_path):
+    of_job = lossy({"staleness": 2}, **{"0.weight": {"staleness": 0}})
+    status, output = run(tmp_path, {}, of_job=of_job, check="0")
+    axes = result(status, output)["axes"]
+    assert {name: rounds for name, (_, _, rounds, _) in axes.items() if name[0] in "012"} == {
+        "0.weight": 0, "0.bias": 2, "1.weight": 2, "1.bias": 2, "2.weight": 2, "2.bias": 2}  # fmt: skip
+    assert axes["steps"][2] == 0 and "staleness 0 or 2: each gradient updates the weights at once" in output
+
+
+@pytest.mark.parametrize("more, problem", [
+    ({"staleness": 1}, "in the script: the script has staleness 1 for key '0.weight', and the strategy 3"),
+    ({"synchronous": True}, r"0.weight \(for staleness see the strategy in the script\): staleness and sums handed to"),
+    ({"staleness": -1}, "staleness is -1; it must be"),
+])  # fmt: skip
+def test_staleness_that_cannot_be_is_refused_by_name(model, more, problem):
+    strategy = lossy(None, **{"0.weight": {"staleness": 3}})
+    with pytest.raises(ValueError, match=problem):
+        p3.torch.DistributedOptimizer(sgd(model), model, strategy=strategy, **more)
 
 
 def test_local_steps_have_their_own_codec(model):

@@ -141,10 +141,10 @@ def _declare(store, kind, key, name, shape, dtype, sparse_weight, landing=None):
             f"key {key!r} comes after the first step, whose norm the servers have told: with set_clipping() all keys "
             "are initialised before. Run a forward pass of the whole net before the Trainer's first step"
         )
-    rounds = store.staleness.of(key)
+    strategy = store.session.strategy(store.number)
+    rounds = store.staleness.of(key, strategy)
     if not store.keys and store.session.is_first and store.staleness:
         log.warning(store.staleness.describe())
-    strategy = store.session.strategy(store.number)
     ways = strategy.ways(key, store.compression)
     where = f"{store.session.label}: key {key!r}{strategy.said_of(key)}"
     combinations.require(where, choices.of_compression(ways.up), choices.MXNET)

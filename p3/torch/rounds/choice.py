@@ -73,7 +73,10 @@ def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module
             tensor._p3_layer.follow(in_force, names[tensor])
         else:
             in_force.require_no_factors(names[tensor])
-    alike = _compressed_alike(optimizer, compressions, names)
+    key_plan.staleness(staleness)
+    stale = {one: in_force.rounds(names[one], staleness or None) for one in parameters_of(optimizer)}
+    staleness = max(stale.values(), default=staleness)
+    alike = _treated_alike(optimizer, compressions, names, stale)
     is_low_rank = any(choices.of_compression(one.ways.up) == choices.LOW_RANK for one in alike)
     servers_have_sums = not is_low_rank and not any(map(is_factored, parameters_of(optimizer)))
     can_clip = (is_known or independent) and servers_have_sums
@@ -86,7 +89,7 @@ def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module
     if not why and recuts and not staleness:
         why = str(recuts[0])
     updates = _updates(optimizer, why, says_so=session.is_first)
-    asked = [choices.of_staleness(key_plan.staleness(staleness)), *updates, *recuts]
+    asked = [*updates, *recuts]
     asked += [choices.CHECK] * (settings.check > 0)
     asked += [choices.NAMED_SCALER] * (grad_scaler is not None and not scales)
     asked += [choices.UNAWAITED] * (not waits)
@@ -98,8 +101,9 @@ def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module
     for one in alike:
         ways = [choices.of_compression(one.ways.up), choices.of_value_compression(one.ways.down)]
         ways += choices.of_sums_back(one.ways.down) if scales_sums or recuts else []
-        require_together(session, optimizer, one.tensors, names, [*ways, *asked], in_force)
-    arguments = (optimizer, models, compressions, staleness, strategy, bool(recuts))
+        asked_of_it = [choices.of_staleness(key_plan.staleness(one.staleness)), *ways, *asked]
+        require_together(session, optimizer, one.tensors, names, asked_of_it, in_force)
+    arguments = (optimizer, models, compressions, stale, strategy, bool(recuts))
     if choices.NO_RULE not in updates:
         return OnServers(*arguments)
     if not waits and clips:
@@ -111,19 +115,22 @@ def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module
 
 class _Alike(NamedTuple):
     ways: Ways
+    staleness: Union[int, float]
     tensors: List[torch.Tensor]
 
 
-def _compressed_alike(optimizer: torch.optim.Optimizer, compressions: Sequence[Compression],
-                      names: Dict[torch.Tensor, str]) -> List[_Alike]:  # fmt: skip
-    """The optimizer's parameters, by how they are compressed."""
+def _treated_alike(
+    optimizer: torch.optim.Optimizer, compressions: Sequence[Compression], names: Dict[torch.Tensor, str],
+    stale: Dict[torch.Tensor, Union[int, float]],
+) -> List[_Alike]:  # fmt: skip
+    """The optimizer's parameters, by how they are compressed, and their staleness."""
     found: List[_Alike] = []
     for group, compression in zip(optimizer.param_groups, compressions):
         for tensor in group["params"]:
             ways = compression.of(names[tensor], tuple(tensor.shape))
-            alike = next((one for one in found if one.ways == ways), None)
+            alike = next((one for one in found if (one.ways, one.staleness) == (ways, stale[tensor])), None)
             if alike is None:
-                found.append(_Alike(ways, [tensor]))
+                found.append(_Alike(ways, stale[tensor], [tensor]))
             else:
                 alike.tensors.append(tensor)
     return found

@@ -56,10 +56,10 @@ class Rounds(job.Held, snapshots.Trainer):
     _watches_all = False  # all changes that torch does not count are found, in every step
 
     def __init__(self, optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module],
-                 compressions: Sequence[Compression], staleness: Union[int, float],
+                 compressions: Sequence[Compression], stale: Dict[torch.Tensor, Union[int, float]],
                  strategy: Optional[Strategy] = None, plans: bool = False) -> None:  # fmt: skip
-        """`compressions`: of each of the optimizer's groups. `strategy`: of all stores. `plans`: others are made while
-        the job trains, for the parameters."""
+        """`compressions`: of each of the optimizer's groups. `stale`: each parameter's staleness. `strategy`: of all
+        stores. `plans`: others are made while the job trains, for the parameters."""
         self._session = session = job.current()
         settings = Settings.from_env(os.environ)
         self._optimizer, self._kind, self._models = optimizer, type(optimizer), models
@@ -68,7 +68,7 @@ class Rounds(job.Held, snapshots.Trainer):
         self._is_counted = False  # the step under way, with all of its rounds
         self._factor: Optional[float] = None  # of the round's gradients; None: none of them has left
         self._descriptions: List[Optional[dict]] = [None] * len(optimizer.param_groups)  # the servers have them
-        self._staleness = staleness
+        self._stale, self._staleness = stale, max(stale.values(), default=0)
         names = {tensor: name for name, tensor in named_parameters(models)}
         snapshots.release_former(parameters_of(optimizer), "another DistributedOptimizer")
         self._stores = [session.new_store(strategy, "parameters") for _ in optimizer.param_groups]
@@ -319,7 +319,7 @@ class Rounds(job.Held, snapshots.Trainer):
         """What makes training differ from that on the joined batch. That compression is lossy, the session has said."""
         if self._staleness != 0:
             log.warning("staleness %s: each gradient updates the weights at once, so no two runs are alike",
-                        self._staleness)  # fmt: skip
+                        " or ".join(map(str, sorted(set(self._stale.values())))))  # fmt: skip
         asked = [compression.of(names[tensor], tuple(tensor.shape))
                  for group, compression in zip(self._optimizer.param_groups, compressions)
                  for tensor in group["params"]]  # fmt: skip
@@ -345,7 +345,7 @@ class Rounds(job.Held, snapshots.Trainer):
                 if is_factored(tensor):
                     kind = FactoredParameter
                 own = compression.options_of(name, tuple(tensor.shape))
-                parameter = kind(self._session, store, name, tensor, group, self._update_one, self._staleness, own)
+                parameter = kind(self._session, store, name, tensor, group, self._update_one, self._stale[tensor], own)
                 parameter.comparisons = self._comparisons
                 parameter.is_guarded = self._guards
                 parameter.priority = -len(self._parameters) if by_index else 0  # until a forward pass gives others
