@@ -65,7 +65,8 @@ def add_parser(commands) -> None:
     run.add_argument("--snapshot-every", metavar="N", help="steps between two snapshots: P3_SNAPSHOT_EVERY")
     run.add_argument(
         "--strategy", type=_strategy, metavar="FILE",
-        help="which servers hold what, by `p3 plan`; or `auto`: planned while the job trains: P3_STRATEGY",
+        help="which servers hold what, and how it travels, by `p3 plan` or yourself; or `auto`: planned while the job "
+        "trains: P3_STRATEGY",
     )
     run.add_argument(
         "--grace",

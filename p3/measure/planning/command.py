@@ -26,14 +26,15 @@ def add_parser(commands) -> None:
         "plan",
         help="find out which servers should hold how much, for links that may differ",
         description="Looks for the strategy with the shortest iteration in the simulator, and writes it for `p3 run "
-        "--strategy`. Whatever it finds, training has the same mathematics. Takes the options of `p3 simulate`.",
+        "--strategy`. Without --allow-lossy training has the same mathematics, whatever it finds. Takes the options of "
+        "`p3 simulate`.",
     )
     given.add_options(parser)
     parser.add_argument("--budget", type=number(0, 1e6), default=BUDGET_S, metavar="S",
                         help="seconds for the search (default %(default)g)")
     parser.add_argument("--price", type=number(0, 1e9), metavar="P", help="of a host for an hour: what 1000 steps cost")
     parser.add_argument("--allow-lossy", action="store_true",
-                        help="say what compressed gradients would take; and local steps, if that is too slow as well")
+                        help="compress gradients where that is faster; propose local steps, if that is too slow, too")
     parser.add_argument("--json", action="store_true", help="say it as one JSON object, for programs")
     parser.add_argument("--out", metavar="FILE", help="write the strategy to FILE")
     parser.add_argument("--judge", metavar="FILE", action="append",
@@ -60,12 +61,13 @@ def _plan(options: argparse.Namespace, _settings: Settings, _command: List[str])
             open(options.out, "a", encoding="utf-8").close()  # or the search would be for nothing
         search = Search(asked[0])
         best = search.best(options.budget)
-        said = report.told(asked[0], search, best, options.price)
         found = lossy.lossy(asked[0], best) if options.allow_lossy else None
+        strategy = best.strategy if found is None else found.of(best.strategy)
+        said = {**report.told(asked[0], search, best, options.price), "strategy": json.loads(strategy.text())}
         said["lossy"] = None if found is None else found.told()
         if options.out:
             with open(options.out, "w", encoding="utf-8") as file:
-                file.write(best.strategy.text())
+                file.write(strategy.text())
         if options.json:
             print(json.dumps(said, indent=1))
             return 0

@@ -1,5 +1,5 @@
-"""What `p3 plan --allow-lossy` says besides: how fast compressed gradients would be, and if that is not enough, which
-local steps would hide their exchanges.
+"""What `p3 plan --allow-lossy` adds: how fast compressed gradients would be, the codec that the strategy then has, and
+if all are too slow, which local steps would hide their exchanges.
 
 Too slow is a network with which the best of these takes more than TOO_SLOW times the computation. Then a step of
 LocalSteps takes the computation alone, if a fragment's exchange is over within its delay, and before the next one's
@@ -14,13 +14,16 @@ import math
 from typing import Any, Dict, Iterator, NamedTuple, Optional
 
 from p3.frontend.local_steps.fragments import packed
+from p3.codecs import Ways
 from p3.measure.compressions import Compression
 from p3.measure.planning.search import Tried
 from p3.measure.simulate.predict import predict
 from p3.measure.simulate.setting import Setting
+from p3.plan.strategy import Strategy
 
 TOO_SLOW = 1.5  # times the computation
-CODECS = ("int8", "int4", "1bit")  # of gradients, both ways; those that send all elements, in each step
+CODECS = ("int8", "int4", "1bit")  # both ways: those that send all of a gradient in each step, by what they lose
+WORTH = 1.05  # times the shortest iteration: what loses less may take as long
 EVERY = (2, 5, 10, 30, 100)
 LOCAL_CODEC = "int4"  # Streaming DiLoCo's bits
 _MOST_FRAGMENTS = 6
@@ -46,13 +49,27 @@ class LocalSteps(NamedTuple):
 
 class Lossy(NamedTuple):
     compute_s: float  # of the slowest worker
+    whole_s: float  # of an iteration, with gradients as they are
     compressed_s: Dict[str, float]  # of an iteration, by codec
     proposal: Optional[LocalSteps]  # None: something is fast enough without
 
     def told(self) -> Dict[str, Any]:
         """As JSON has it."""
         steps = None if self.proposal is None else {**self.proposal._asdict(), "call": str(self.proposal)}
-        return {"compressed_s": self.compressed_s, "local_steps": steps}
+        return {"compressed_s": self.compressed_s, "codec": self.codec, "local_steps": steps}
+
+    @property
+    def codec(self) -> Optional[str]:
+        """The one that loses least among those that are about as fast as the fastest. None: gradients as they are."""
+        by_loss = {None: self.whole_s, **self.compressed_s}
+        most_s = WORTH * min(by_loss.values())
+        return next(name for name, seconds in by_loss.items() if seconds <= most_s)
+
+    def of(self, found: Strategy) -> Strategy:
+        """With that codec for all keys."""
+        if self.codec is None:
+            return found
+        return found._replace(default=found.default._replace(codec=Ways.of(self.codec)), allow_lossy=True)
 
 
 def lossy(setting: Setting, best: Tried) -> Lossy:
@@ -62,7 +79,7 @@ def lossy(setting: Setting, best: Tried) -> Lossy:
     compressed_s = {name: predict(dataclasses.replace(planned, compression=Compression(name, name), clip="none")).mean_s
                     for name in CODECS}  # fmt: skip
     is_too_slow = min([best.seconds, *compressed_s.values()]) > TOO_SLOW * compute_s > 0
-    return Lossy(compute_s, compressed_s, local_steps(planned, compute_s) if is_too_slow else None)
+    return Lossy(compute_s, best.seconds, compressed_s, local_steps(planned, compute_s) if is_too_slow else None)
 
 
 def local_steps(setting: Setting, compute_s: float) -> LocalSteps:
@@ -94,6 +111,8 @@ def exchange(setting: Setting) -> float:
 def lines(found: Lossy) -> Iterator[str]:
     each = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in found.compressed_s.items())
     yield f"with compressed gradients, both ways: {each}; which loses what, docs/compression.md says"
+    if found.codec is not None:
+        yield f"the strategy has {found.codec}, which loses least of those within {WORTH - 1:.0%} of the fastest"
     one = found.proposal
     if one is None:
         return

@@ -4,7 +4,6 @@ links would."""
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any, Dict, Iterator, NamedTuple, Optional, Tuple
 
 from p3.measure.planning import builders
@@ -35,7 +34,6 @@ def told(setting: Setting, search: Search, best: Tried, price: Optional[float]) 
         "what_if": list(_what_if(setting, best)),
         "hours_of_1000_steps": hours,
         "price_of_1000_steps": None if price is None else price * hours * setting.network.hosts,
-        "strategy": json.loads(best.strategy.text()),
     }
 
 

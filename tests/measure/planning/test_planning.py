@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p3 import cli
+from p3.codecs import Ways
 from p3.frontend.local_steps.fragments import Schedule
 from p3.measure.compressions import Compression
 from p3.measure.planning import builders, lossy
@@ -152,14 +153,28 @@ def test_a_plan_may_propose_local_steps(capsys, tmp_path):
     slow = ["plan", *SMALL, "--budget", "0", "--hosts", "4", "--rate", "1mbit", "--out", str(path)]
     assert cli.main(slow) == 0
     assert "LocalSteps" not in capsys.readouterr().out
-    without = path.read_text()
+    without = strategies.load(str(path))
     assert cli.main([*slow, "--allow-lossy"]) == 0
     out = capsys.readouterr().out
     assert "int8 " in out and "p3.torch.LocalSteps(optimizer, model, every=" in out and "docs/local-steps.md" in out
-    assert path.read_text() == without
+    written = strategies.load(str(path))
+    assert written.allow_lossy and written.default == without.default._replace(codec=Ways.of("1bit"))
+    assert "the strategy has 1bit, which loses least" in out
     assert cli.main(["plan", *SMALL, "--budget", "0", "--hosts", "2", "--rate", "1gbit", "--allow-lossy"]) == 0
     out = capsys.readouterr().out
-    assert "int8 " in out and "LocalSteps" not in out
+    assert "int8 " in out and "LocalSteps" not in out and "the strategy has" not in out
+
+
+@pytest.mark.parametrize("seconds, codec", [
+    ((1.0, 1.0, 1.0, 1.0), None), ((1.05, 1.04, 1.0, 1.0), None), ((1.06, 1.04, 1.0, 1.0), "int8"),
+    ((9.0, 5.0, 2.05, 2.0), "int4"), ((9.0, 5.0, 2.2, 2.0), "1bit"), ((1.0, 2.0, 2.0, 2.0), None),
+])  # fmt: skip
+def test_of_codecs_about_as_fast_as_the_fastest_the_one_that_loses_least_is_taken(seconds, codec):
+    found = lossy.Lossy(1.0, seconds[0], dict(zip(lossy.CODECS, seconds[1:])), None)
+    assert found.codec == codec
+    strategy = found.of(strategies.Strategy())
+    assert strategies.parse(strategy.text()) == strategy
+    assert strategy.default.codec == (None if codec is None else Ways.of(codec)) and strategy.allow_lossy == bool(codec)
 
 
 @pytest.mark.parametrize("options, said", [
