@@ -491,7 +491,10 @@ class Scheduler:
     def _let_back_in(self, stream: channel.Stream, join: dict) -> Entry:
         """RendezvousError if it was none of the job's nodes, or is here already."""
         entry = self._roster.find(join["role"], join["back"]["rank"]) if self._agreement is not None else None
-        if entry is None or entry.stream is not None or entry.left or dict(entry.join, back=join["back"]) != join:
+        is_known = entry is not None and dict(entry.join, back=join["back"]) == join
+        if is_known and entry.gone and entry.left:
+            raise RendezvousError("%s was not heard of for too long, and the job has gone on without it" % entry)
+        if not is_known or entry.stream is not None or entry.left:
             raise RendezvousError("a %s wants to come back that nobody misses" % join["role"])
         entry.come_back(stream, join["back"]["heard"])
         entry.ready = True

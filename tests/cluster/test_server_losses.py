@@ -124,10 +124,14 @@ def test_a_worker_that_reaches_no_server_any_more_is_lost_itself(lost):
     """As one whose host was cut off and is back: its servers have given it up already, and the scheduler has not."""
 
     async def test(job):
+        job.workers[0].outlived = True  # so it looks for the scheduler again, whose connection it loses
+        job.workers[0].outlive(None)
         for rank in lost:
             job.workers[0].send({"kind": "server_lost", "rank": rank})
         for one in [*job.servers, job.workers[1]]:
             assert (await heard(one, "departed"))["rank"] == 0
+        with pytest.raises(RendezvousError, match="worker 0 .* the job has gone on without it"):
+            await heard(job.workers[0], "report")
         job.workers[1].send({"kind": "server_lost", "rank": 2})  # and no server was
         assert (await heard(job.servers[0], "inherit"))["rank"] == 2
 
