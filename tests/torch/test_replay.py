@@ -66,6 +66,15 @@ def run_ddp(command, store):
     return jobs.run([*torchrun, *command[1:], "--store", store], 100)
 
 
+@pytest.mark.parametrize("command", [REPLAY, LATE], ids=["replay", "late"])
+def test_workers_alone_have_their_own_gradients_in_their_weights(command):
+    for rank in "01":
+        status, output = jobs.run([*command, "--store", "alone"], 100, RANK=rank, WORLD_SIZE="2")
+        assert status == 0, output
+        (header,) = (line for line in lines_of(output) if line["kind"] == "header")
+        assert (header["rank"], header["workers"]) == (int(rank), 2)
+
+
 @WITH_CLIPPED
 def test_workers_of_ddp_end_right(command):
     status, output = run_ddp(command, "ddp:1")

@@ -46,7 +46,7 @@ CLIPS = {"gpt": 1.0}  # the norms to which `codecs` clips their gradients, unles
 
 def _replayed() -> Tuple[str, ...]:
     """All stores that a replay drives."""
-    return names("main", "apart") + of_codecs() + names("dgc", "torch", "auto")
+    return names("main", "apart") + of_codecs() + names("dgc", "torch", "auto", "alone")
 
 
 # Options, as command.py has them.

@@ -58,8 +58,8 @@ class Store(NamedTuple):
 
     @property
     def clips(self) -> bool:
-        """Whether its workers can clip by the global norm: those of torch, unless they may be apart."""
-        return self.is_torch and not self.may_be_apart
+        """Whether its workers can clip by the norm of what all send: those of torch, unless they may be apart."""
+        return self.is_torch and not self.may_be_apart and self.kvstore != "alone"
 
     @property
     def is_workers_alone(self) -> bool:
@@ -147,8 +147,8 @@ STORES: Dict[str, Store] = {
         Store("p3_checksum", "p3_sync", environment={"P3_CHECKSUM": "1"}),
         Store("p3_tls", "p3_sync", environment={"P3_TLS": "1"}),
         Store("raw_tcp", "raw_tcp"),
-        # Computes as the others do, and sends nothing: by which a real computation is measured.
-        Store("alone", "alone"),
+        # Computes as those of torch do, and sends nothing: by which computations are measured.
+        Store("alone", "alone", "PyTorch alone", "alone"),
     )
 }  # fmt: skip
 OURS = "p3_sync"

@@ -14,7 +14,7 @@ from torch import nn
 from p3.measure.replay import models
 from p3.measure.replay.probes import STRIDE, Probed, probe
 from p3.measure.workers.lines import digest
-from p3.measure.workers.torch_store import clip_as_usual, distribute, is_p3, leave, staleness, weights
+from p3.measure.workers.torch_store import ALONE, clip_as_usual, distribute, is_p3, leave, staleness, weights
 
 
 class TorchReplay(Probed):
@@ -37,7 +37,7 @@ class TorchReplay(Probed):
         self.torch_optimizer = torch.optim.SGD(self._net.parameters(), lr=1.0)
         self.rank, self.num_workers, self._net = distribute(store, self._net, self.torch_optimizer, max_norm)
         for group in self.torch_optimizer.param_groups:
-            group["lr"] = float(self.num_workers)  # of the mean: so whole numbers stay whole
+            group["lr"] = 1.0 if store == ALONE else float(self.num_workers)  # of the mean: so whole numbers stay whole
 
     def iterate(self, model: models.Model, compute_s: float, clock) -> List[float]:
         """One step that computes for `compute_s`. How long each layer was held up."""
@@ -54,6 +54,9 @@ class TorchReplay(Probed):
     def fill(self, key: int, gradient: torch.Tensor) -> torch.Tensor:
         gradient.view(-1)[::STRIDE] = probe(key, self.iterations) + self.rank
         return gradient
+
+    def _sum(self, key: int, iteration: int) -> int:
+        return probe(key, iteration) + self.rank if self._store == ALONE else super()._sum(key, iteration)
 
     def wrong_keys(self) -> List[int]:
         """Keys whose weights are not what all workers' gradients make of them."""

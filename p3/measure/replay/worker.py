@@ -65,7 +65,7 @@ def _header(options, model, replay) -> dict:
 
 
 def _is_torch(store: str) -> bool:
-    return store.startswith(("p3_torch", "ddp:"))
+    return store.startswith(("p3_torch", "ddp:")) or store == "alone"
 
 
 def _replay(options, model: models.Model):
@@ -138,8 +138,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         "which job.",
     )
     parser.add_argument("--store", required=True, help="what mx.kv.create is given, e.g. p3_sync or dist_sync; "
-                        "or with torch p3_torch, p3_torch:4 with a staleness of 4, or ddp:25 for buckets of 25 MB; "
-                        "these also with a compression, as p3_torch+int8 or ddp:25+fp16")
+                        "or with torch p3_torch, p3_torch:4 with a staleness of 4, or ddp:25 for buckets of 25 MB, "
+                        "these also with a compression, as p3_torch+int8 or ddp:25+fp16; or alone: no store")
     parser.add_argument("--model", required=True, choices=models.NAMES)
     parser.add_argument("--size", type=float, help="fraction of the model's parameters (default: the lab's)")
     parser.add_argument(

@@ -2,9 +2,9 @@
 
     python -m p3.measure.trainings.torch_lesson --store p3_torch --model gpt --iterations 150
 
-Stores are those of p3/measure/workers/torch_store.py, and `alone`: rank RANK of WORLD_SIZE, which talks to nobody. It
-writes the lines of p3/measure/workers/lines.py, and in each iteration's the loss and the accuracy of this worker's own
-batch. An iteration lasts from one loss that has been read to the next; the first begins when all workers have come.
+Stores are those of p3/measure/workers/torch_store.py. It writes the lines of p3/measure/workers/lines.py,
+and in each iteration's the loss and the accuracy of this worker's own batch. An iteration lasts from one loss that has
+been read to the next; the first begins when all workers have come.
 `digest` is of the weights, which all workers must have alike, and the result is wrong if the loss has not fallen. With
 it stand the loss and the accuracy of what no batch has.
 """
@@ -12,7 +12,6 @@ it stand the loss and the accuracy of what no batch has.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import time
@@ -24,8 +23,6 @@ from p3.measure.trainings.lessons import LESSONS, bytes_of
 from p3.measure.workers import torch_store
 from p3.measure.workers.lines import Lines, digest
 
-ALONE = "alone"  # a store that computes as the others do, and sends nothing
-
 
 def run(options, out) -> bool:
     lines = Lines(out, "real", options.store)
@@ -34,11 +31,8 @@ def run(options, out) -> bool:
     torch.manual_seed(1 + options.seed)  # the same first weights on every worker
     net = lesson.make_net(options.size).to(options.device)
     optimizer = lesson.make_optimizer(net)
-    if options.store == ALONE:
-        rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    else:
-        rank, workers, net = torch_store.distribute(options.store, net, optimizer, options.clip)
-        torch_store.wait_for_all(options.store)
+    rank, workers, net = torch_store.distribute(options.store, net, optimizer, options.clip)
+    torch_store.wait_for_all(options.store)
     lines.header(
         {"torch": torch.__version__}, rank=rank, workers=workers, model=options.model, bytes=bytes_of(net),
         device=torch_store.device_name(options.device),
@@ -61,7 +55,7 @@ def run(options, out) -> bool:
     torch_store.end_training(options.store, optimizer)
     few = max(1, len(losses) // 10)
     first, last = statistics.mean(losses[:few]), statistics.mean(losses[-few:])
-    right = last < first or options.store == ALONE  # so few steps may not have learnt
+    right = last < first or options.store == torch_store.ALONE  # so few steps may not have learnt
     heldout_loss, heldout_accuracy = lesson.heldout(net, data)
     lines.result(right, digest=digest(torch_store.weights(net)), heldout_loss=heldout_loss,
                  heldout_accuracy=heldout_accuracy)  # fmt: skip

@@ -2,9 +2,9 @@
 
 Stores: `p3_torch`, `p3_torch:4` with a staleness of 4, `p3_local:30` with local steps and an exchange every 30 (six
 fragments at most, merged two steps behind their exchange's begin), and `ddp:25` for DistributedDataParallel on Gloo
-with buckets of 25 MB. DDP gets what its documentation advises: gradient_as_bucket_view and static_graph. With a plus
-and a compression (p3/measure/compressions.py): p3_torch+int8, ddp:25+fp16, which takes one of torch's communication
-hooks.
+with buckets of 25 MB. DDP gets what its documentation advises: gradient_as_bucket_view and static_graph. `alone` is
+rank RANK of WORLD_SIZE, and computes as the others do, but talks to nobody. With a plus and a compression
+(p3/measure/compressions.py): p3_torch+int8, ddp:25+fp16, which takes one of torch's communication hooks.
 
 PowerSGD needs all gradients in one bucket: its hook waits, in a thread of Gloo's, for what another one of these must
 do, and there are two.
@@ -25,6 +25,7 @@ from torch import nn
 from p3.measure.compressions import Compression, parse_hook, split
 
 
+ALONE = "alone"
 _FRAGMENTS, _DELAY = 6, 2  # of local steps, at most
 
 
@@ -54,6 +55,8 @@ def distribute(
     store: str, net: nn.Module, optimizer: torch.optim.Optimizer, max_norm: Optional[float] = None
 ) -> Tuple[int, int, nn.Module]:
     """Joins the store's job; rank, number of workers, and the net to call."""
+    if store == ALONE:
+        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), net
     encoded = compression(store)
     if is_local(store):
         import p3.torch
@@ -104,7 +107,7 @@ def wait_for_all(store: str) -> None:
         import p3.torch
 
         p3.torch.barrier()
-    else:
+    elif store != ALONE:
         torch.distributed.barrier()
 
 
