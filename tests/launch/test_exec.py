@@ -171,6 +171,17 @@ def test_workers_that_do_not_notice_the_end_of_the_job_are_ended(processes, tmp_
     assert err.count("): the job failed\n") == 3
 
 
+def test_a_worker_that_is_killed_gives_its_exit_code_however_late_its_p3_exec_sees_it(processes, tmp_path):
+    """When it looks, its neighbours have failed already, for want of its worker."""
+    started = start(processes, tmp_path, "stuck")
+    told = jobs.workers(tmp_path, SIZE)
+    os.kill(started[1].popen.pid, signal.SIGSTOP)
+    os.kill(told[1]["pid"], signal.SIGKILL)
+    assert [started[rank].wait(60).code for rank in (0, 2, 3)] == [1] * 3
+    os.kill(started[1].popen.pid, signal.SIGCONT)
+    assert started[1].wait(60).code == 128 + signal.SIGKILL
+
+
 def test_a_script_that_catches_sigterm_comes_to_an_orderly_end(processes, tmp_path):
     started = start(processes, tmp_path, "patient")
     jobs.workers(tmp_path, SIZE)

@@ -118,6 +118,7 @@ class _Supervisor:
                 for number in wakes.recv(1 << 10):
                     self._on_signal(number)
             self._read_reports()
+            self._look_for_the_dead()  # before the neighbours, who may have failed for want of our worker
             if not self._lifeline.step():
                 self._fail(None)
             if time.monotonic() >= self._acts_at:
@@ -168,6 +169,11 @@ class _Supervisor:
     def _worker_lives(self) -> bool:
         return self._worker is not None and self._worker.returncode is None
 
+    def _send(self, number: int) -> None:
+        """To the worker. Popen.send_signal() asks the kernel first whether it lives, and may find an end that then
+        nobody judges."""
+        os.kill(self._worker.pid, number)  # which is its own until it is waited for
+
     def _patience_s(self) -> Optional[float]:
         waits = [self._acts_at - time.monotonic()] if self._failure is not None else []
         waits += [_LOOK_S] if self._lifeline.waits or self._is_watched_for_leftovers() else []
@@ -177,7 +183,7 @@ class _Supervisor:
         if number == signal.SIGCHLD:
             return
         if self._worker_lives():
-            self._worker.send_signal(number)
+            self._send(number)
         elif number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # it waits for the others, no longer
             self._signalled = number
             self._fail(None)
@@ -230,8 +236,8 @@ class _Supervisor:
         if self._worker_lives():
             if self._rounds == 1:
                 _say("stopping %s: the job failed" % self._label)
-            self._worker.send_signal(signal.SIGTERM if self._rounds == 1 else signal.SIGKILL)
-            self._worker.send_signal(signal.SIGCONT)  # one that is stopped can end, too
+            self._send(signal.SIGTERM if self._rounds == 1 else signal.SIGKILL)
+            self._send(signal.SIGCONT)  # one that is stopped can end, too
             self._acts_at = time.monotonic() + _TERMINATE_S
             return
         living = [node.process for node in reversed(self._nodes) if node.process.returncode is None]  # the server first
