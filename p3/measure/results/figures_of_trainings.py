@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any, Callable, Dict, Sequence
 
 from matplotlib import figure as matplotlibs
@@ -37,7 +38,8 @@ def curves(_view: Figure, results: Results) -> matplotlibs.Figure:
             cpu.bar(place, median, 0.7, color=drawing.style(one.store)[0])
             cpu.errorbar(place, median, [[median - low], [high - median]], fmt="none", ecolor="#333333", capsize=3)
             cpu.annotate("%.3g" % median, (place, high), (0, 3), textcoords="offset points", ha="center", fontsize=8)
-        cpu.tick_params(axis="x", labelrotation=15, labelsize=8)
+        names = [textwrap.fill(drawing.label(one.store), 11) for one in known]
+        cpu.set_xticks(range(len(names)), names, fontsize=7)
         cpu.margins(y=0.12)
     drawing.legend(figure, summaries)
     return figure
