@@ -79,6 +79,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     options = parser.parse_args(argv)
     if options.iterations < 1 or options.warmup < 0:
         parser.error("--iterations must be at least 1, --warmup at least 0")
+    try:
+        torch.empty(0, device=options.device)
+    except (AssertionError, RuntimeError) as error:  # which torch raises depends on how it was built
+        parser.error(f"--device {options.device}: {error}")
     return 0 if run(options, sys.stdout) else 1
 
 
