@@ -1,8 +1,10 @@
-"""Gluon steps as a script asks for them, or a strategy; worker 0 prints the weights' digest, and what each key has
-become: mxnet_planned.py OPTIONS, in JSON: "kind" of the store, "compression", "staleness" (what set_staleness takes, in
-lists), "strategy", "here": the workers update, "factors": what p3.factors takes."""
+"""Gluon steps as a script asks for them, or a strategy; worker 0 prints the weights' digest, what each key has become,
+and what each server holds: mxnet_planned.py OPTIONS [OPTIONS...], in JSON, of each worker or of all: "kind" of the
+store, "compression", "staleness" (what set_staleness takes, in lists), "strategy", "here": the workers update,
+"factors": what p3.factors takes."""
 
 import json
+import os
 import sys
 import zlib
 
@@ -12,7 +14,7 @@ import p3
 import mxnet as mx
 from mxnet import autograd, gluon
 
-options = json.loads(sys.argv[1])
+options = json.loads(sys.argv[1 + int(os.environ["P3_RANK"]) % (len(sys.argv) - 1)])
 mx.random.seed(1)
 net = gluon.nn.HybridSequential()
 net.add(gluon.nn.Dense(60, in_units=50), gluon.nn.Dense(40, in_units=60), gluon.nn.Dense(2, in_units=40))
@@ -36,8 +38,9 @@ for _ in range(3):
     trainer.step(8)
 weights = np.concatenate([one.data().asnumpy().reshape(-1) for one in net.collect_params().values()])
 mx.nd.waitall()
-keys = kv.store.session.keys
+keys, servers = kv.store.session.keys, kv.stats(servers=True)["servers"]
 plans = {key.name: keys.wait_for(key).plan for key in keys.all()}
 if kv.rank == 0:
     axes = {name: [plan.codec, plan.value_codec, plan.staleness, plan.parts] for name, plan in plans.items()}
-    print(json.dumps({"digest": zlib.crc32(weights), "axes": axes}))
+    held = [one["itself"]["value_bytes"] for one in servers]
+    print(json.dumps({"digest": zlib.crc32(weights), "axes": axes, "held": held}))

@@ -18,8 +18,9 @@ def test_workers_together(workers, servers):
 
 def test_servers_hold_what_the_strategy_of_the_script_says_and_bits_stay():
     told = []
-    for given in ([], 2 * ['{"version": 1, "default": {"servers": [0, 2]}, "keys": {"1": {"servers": [2]}}}']):
-        status, output = jobs.run_p3(2, 3, jobs.python("mxnet_placed.py", *given))
+    strategy = '{"version": 1, "default": {"servers": [0, 2]}, "keys": {"1": {"servers": [2]}}}'
+    for given in ("{}", '{"strategy": %s}' % strategy):
+        status, output = jobs.run_p3(2, 3, jobs.python("mxnet_planned.py", given))
         assert status == 0, output
         told.append(json.loads(next(line[line.index("{"):] for line in output.splitlines() if '"held"' in line)))
     usual, placed = told
@@ -29,9 +30,9 @@ def test_servers_hold_what_the_strategy_of_the_script_says_and_bits_stay():
     assert placed["held"][2] >= 2 * 4 * 60 * 50, "the first layer's weight, with its momentum"
 
 
-@pytest.mark.parametrize("other", ['{"version": 1, "default": {"slice": 7}}', "null"])
+@pytest.mark.parametrize("other", ['{"strategy": {"version": 1, "default": {"slice": 7}}}', "{}"])
 def test_workers_that_give_other_strategies_are_named(other):
-    status, output = jobs.run_p3(2, 3, jobs.python("mxnet_placed.py", '{"version": 1}', other))
+    status, output = jobs.run_p3(2, 3, jobs.python("mxnet_planned.py", '{"strategy": {"version": 1}}', other))
     assert status != 0
     assert "worker 0 (127.0.0.1) and worker 1 (127.0.0.1) disagree about the strategy of store 0: sha256 is" in output
 

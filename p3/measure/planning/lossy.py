@@ -13,8 +13,8 @@ import dataclasses
 import math
 from typing import Any, Dict, Iterator, NamedTuple, Optional
 
-from p3.frontend.local_steps.fragments import packed
 from p3.codecs import Ways
+from p3.frontend.local_steps.fragments import packed
 from p3.measure.compressions import Compression
 from p3.measure.planning.search import Tried
 from p3.measure.simulate.predict import predict
