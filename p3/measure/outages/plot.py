@@ -43,10 +43,11 @@ def save(stories: Sequence[Story], title: str, path: str) -> None:
 
 def _draw(axes, story: Story, reference: Story) -> None:
     window_s = _STEPS_OF_A_WINDOW * reference.step_s
-    times = np.array(story.completions()) - story.begin
-    edges = np.arange(0, times[-1] + window_s, window_s)
-    counts, _ = np.histogram(times, edges)
-    share = counts / window_s / reference.rate
+    begins, ends = np.array(story.spans()).T - story.begin
+    edges = np.arange(0, ends.max() + window_s, window_s)
+    # A step counts for the time that it takes: counted where it ends, a window would have one more or less by chance.
+    done = np.array([np.clip((edge - begins) / np.maximum(ends - begins, 1e-9), 0, 1).sum() for edge in edges])
+    share = np.diff(done) / window_s / reference.rate
     axes.stairs(share, edges, fill=True, color=_COLOUR if WAYS[story.way].is_p3 else _GREY)
     for at, who in story.deaths:
         colour, sign = _MARKS[_role(who)]

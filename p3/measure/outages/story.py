@@ -10,6 +10,9 @@ import statistics
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 
+_MOST_STEPS_OF_A_SPAN = 3
+
+
 class Line(NamedTuple):
     at: float  # of the monotonic clock
     rank: int
@@ -39,10 +42,26 @@ class Story(NamedTuple):
 
     def completions(self) -> List[float]:
         """When each step of a single worker that stands at the end was done."""
+        return sorted(at for at in self._standing().values() if at >= self.begin)
+
+    def spans(self) -> List[Tuple[float, float]]:
+        """Of each such step, from the same worker's one before to its end, and no more than some steps' time: what lies
+        before is the time that the worker was away."""
+        of_ranks: Dict[int, List[float]] = {}
+        for (rank, _), at in self._standing().items():
+            of_ranks.setdefault(rank, []).append(at)
+        most, found = _MOST_STEPS_OF_A_SPAN * self.step_s, []
+        for times in map(sorted, of_ranks.values()):
+            begins = [times[0] - self.step_s, *times[:-1]]
+            found += [(max(before, at - most), at) for before, at in zip(begins, times) if at >= self.begin]
+        return sorted(found)
+
+    def _standing(self) -> Dict[Tuple[int, int], float]:
+        """When each step of each worker was done last."""
         last: Dict[Tuple[int, int], float] = {}
         for one in self.lines:
             last[one.rank, one.step] = one.at
-        return sorted(at for at in last.values() if at >= self.begin)
+        return last
 
     @property
     def rate(self) -> float:

@@ -34,6 +34,14 @@ def test_what_is_done_again_counts_once_when_it_was_done_last():
     assert story.rate == pytest.approx(7 / 15) and story.restarts == 1
 
 
+def test_a_step_spans_the_time_since_the_one_before_unless_its_worker_was_away():
+    rows = [(0.0, 0, ALL), (1.0, 1, ALL), (2.0, 2, ALL), (3.0, 3, (0,)), (4.5, 4, (0,)), (20.0, 5, ALL), (21.0, 6, ALL)]
+    spans = Story("continue", 2, lines(*rows), [(2.5, "worker 1")]).spans()
+    assert spans == [(-1.0, 0.0)] * 2 + [(0.0, 1.0)] * 2 + [(1.0, 2.0)] * 2 + [
+        (2.0, 3.0), (3.0, 4.5), (17.0, 20.0), (17.0, 20.0), (20.0, 21.0), (20.0, 21.0)
+    ]  # fmt: skip
+
+
 def test_pauses_are_told_by_who_died():
     rows = [(0.0, 0, ALL), (1.0, 1, ALL), (2.5, 2, (0,)), (3.5, 3, ALL), (5.0, 4, ALL), (6.0, 5, ALL), (7.0, 6, ALL)]
     story = Story("continue", 2, lines(*rows), [(1.2, "worker 1"), (3.6, "server 0"), (5.5, "scheduler 0")])
