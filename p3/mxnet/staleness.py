@@ -8,7 +8,6 @@ pushes, and those of the others up to at least that many rounds before.
 import math
 
 from p3.plan import choices, combinations, key_plan
-from p3.plan.strategy import Strategy
 
 SYNC, ASYNC, SSP = "p3_sync", "p3_async", "p3_ssp"
 
@@ -19,21 +18,22 @@ TYPES = {SYNC: "dist_p3_sync", ASYNC: "dist_p3_async", SSP: "dist_p3_ssp_async"}
 class Staleness:
     """Of one store: rounds, by key. A key that has begun keeps its own."""
 
-    def __init__(self, kind, setting):
-        """`setting`: P3_STALENESS, which p3_ssp begins with."""
+    def __init__(self, kind, setting, strategy):
+        """`setting`: P3_STALENESS, which p3_ssp begins with. `strategy`: called for the store's, as it is by then."""
         self._kind, self._is_said = kind, False
-        self._strategy = Strategy()
+        self._strategy = strategy
         self._default = {SYNC: 0, ASYNC: math.inf, SSP: setting}[kind]
         self._of_keys = {}
 
     def __bool__(self):
         """Whether any key may have staleness."""
-        planned = [cut.staleness or 0 for cut in (self._strategy.default, *self._strategy.keys.values())]
+        strategy = self._strategy()
+        planned = [cut.staleness or 0 for cut in (strategy.default, *strategy.keys.values())]
         return any(rounds > 0 for rounds in (self._default, *self._of_keys.values(), *planned))
 
-    def of(self, key, strategy):
+    def of(self, key):
         """As the script says, or where that leaves it open, the strategy. ValueError if both say something else."""
-        self._strategy = strategy
+        strategy = self._strategy()
         if self._kind == SYNC:
             own = strategy.of(key).staleness
             if own:
@@ -65,5 +65,6 @@ class Staleness:
     def describe(self):
         """For the log."""
         told = [f"staleness {self._default}", *(f"{key!r}: {rounds}" for key, rounds in self._of_keys.items())]
-        told += [f"and as the strategy {self._strategy.path} says"] * self._strategy.chooses
+        strategy = self._strategy()
+        told += [f"and as the strategy {strategy.path} says"] * strategy.chooses
         return f"{self._kind}: each push updates the weights at once ({', '.join(told)}), so no two runs are alike"

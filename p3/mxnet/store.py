@@ -70,7 +70,6 @@ class Store:
     def __init__(self, kind):
         settings = Settings.from_env(os.environ)
         combinations.require("a store of MXNet", choices.MXNET, *choices.of_strategy(settings.strategy))
-        self.kind, self.staleness = kind, Staleness(kind, settings.staleness)
         session = self.session = sessions.current()
         self.engine_is_naive = os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"
         # That engine would wait for a round before it copies what the round waits for.
@@ -78,6 +77,8 @@ class Store:
         self.engine = _mxnet.MXNetEngine(session.core, mx.base._LIB._name, first_piece)
         session.entrance.exclude(choices.MXNET, "MXNet's stores, of which not all is handed on")
         self.number = session.new_store()
+        self.kind = kind
+        self.staleness = Staleness(kind, settings.staleness, lambda: session.strategy(self.number))
         self.keys = {}
         self.outdated = set()  # keys that take a new value at their next init
         self.updates = Updates()

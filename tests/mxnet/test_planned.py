@@ -88,6 +88,15 @@ def test_staleness_in_a_strategy_fills_in_what_the_script_leaves_open():
         kv.init("v", mx.nd.zeros(3))
 
 
+def test_an_updater_knows_of_the_strategys_staleness_before_there_is_a_key(monkeypatch):
+    monkeypatch.setenv("P3_STALENESS", "0")
+    mx.kv.create("p3_ssp")._set_updater(lambda *_: None)
+    planned = mx.kv.create("p3_ssp")
+    planned.set_strategy(lossy({"staleness": 3}))
+    with pytest.raises(MXNetError, match="an updater runs on the workers"):
+        planned._set_updater(lambda *_: None)
+
+
 def test_a_synchronous_store_takes_no_staleness_from_a_strategy():
     kv = mx.kv.create("p3_sync")
     kv.set_strategy(lossy({"staleness": "inf"}, w={"staleness": 0}))

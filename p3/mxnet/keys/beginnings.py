@@ -142,7 +142,7 @@ def _declare(store, kind, key, name, shape, dtype, sparse_weight, landing=None):
             "are initialised before. Run a forward pass of the whole net before the Trainer's first step"
         )
     strategy = store.session.strategy(store.number)
-    rounds = store.staleness.of(key, strategy)
+    rounds = store.staleness.of(key)
     if not store.keys and store.session.is_first and store.staleness:
         log.warning(store.staleness.describe())
     ways = strategy.ways(key, store.compression)
