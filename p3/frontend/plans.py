@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import collections
 import logging
+import math
 from typing import Any, Callable, Deque, Dict, Hashable, Optional, Sequence
 
+from p3.codecs import LOW_RANK
 from p3.errors import ConfigError
 from p3.frontend.planner import Planner
 from p3.frontend.steps import Count, Steps
@@ -160,6 +162,7 @@ class Plans:
                        for key in self._keys],
             "slice_elements": session.slice_elements,
             "keeps_slices": any(key.compression is not None or key.axes.value_codec for key in self._keys),
+            "compression": _ways(max(self._keys, key=lambda key: math.prod(key.shape))),
             "adds_up": placement.aggregates,
             "strategy": self._in_use().text(),
             "budget_s": _BUDGET_S,
@@ -170,3 +173,9 @@ class Plans:
         plan = self._session.keys.wait_for(self._keys[0]).plan
         is_usual = plan.slice_elements == self._session.slice_elements
         return Strategy(Cut(plan.servers or None, None if is_usual else plan.slice_elements))
+
+
+def _ways(key: Key) -> Dict[str, Any]:
+    """How it travels, as scripts say it."""
+    up = {"type": LOW_RANK.name, "rank": key.rank} if key.rank else dict(key.axes.codec)
+    return {"up": up or None, "down": dict(key.axes.value_codec) or None}

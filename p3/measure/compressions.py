@@ -3,7 +3,7 @@
     int8             gradients, and what comes back
     int8-bf16        gradients as int8, what comes back as bf16
     int8-exact       gradients alone
-    topk:0.01        with a value of the codec's first option (docs/compression.md)
+    topk:0.01:4      with values of the codec's options in their order (docs/compression.md), as many as wanted
 
 DDP's hooks are written alike: fp16, powersgd or powersgd:2, of that rank. A store and its compression are joined by a
 plus: p3_torch+int8, ddp:25+fp16.
@@ -17,13 +17,14 @@ from __future__ import annotations
 import argparse
 import functools
 import re
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from p3 import codecs
 from p3.errors import NotBuilt
 from p3.plan import options as store_options
 from p3.plan import planner
 from p3.plan.key_plan import Axes
+from p3.plan.strategy import Strategy
 
 EXACT = "exact"  # in the place of a codec: sent as it is
 HOOKS = ("fp16", "powersgd")  # of DDP on Gloo
@@ -31,7 +32,8 @@ _HALVES = ("fp16", "bf16")  # hooks that halve all bytes, as the codecs of these
 
 _ELEMENT_BYTES = 4
 _TRIED_ELEMENTS = 10_000  # of a slice, by which the bits of an element are told
-_ONE = re.compile(r"[a-z0-9]+(:\d+(\.\d+)?)?")
+_ZEROS = re.compile(r"\.?0+$")
+_ONE = re.compile(r"[a-z0-9]+(:\d+(\.\d+)?)*")
 
 
 class Compression(NamedTuple):
@@ -47,6 +49,13 @@ class Compression(NamedTuple):
         made = cls(up, down if dash else up)
         return None if made == (EXACT, EXACT) else made
 
+    @classmethod
+    def of_ways(cls, ways: codecs.Ways) -> Optional[Compression]:
+        """As scripts and strategies have them."""
+        up, down = (_text(one) for one in ways)
+        codec = codecs.of(ways.up)
+        return cls.of(up) if codec is not None and codec.comes_back_by_itself else cls.of(f"{up}-{down}")
+
     def __str__(self) -> str:
         return self.up if self.up == self.down else f"{self.up}-{self.down}"
 
@@ -56,6 +65,10 @@ class Compression(NamedTuple):
         up, down = _option(self.up), _option(self.down)
         comes_back = up is not None and codecs.of(up).comes_back_by_itself
         return {"compression": up, "value_compression": None if comes_back else down}
+
+    @property
+    def ways(self) -> codecs.Ways:
+        return codecs.Ways(*self.options.values())
 
     @property
     def of_torch(self) -> Dict[str, Any]:
@@ -76,6 +89,11 @@ class Compression(NamedTuple):
     def halves_all(self) -> bool:
         """Whether DDP has a hook that does as much."""
         return self.up == self.down and self.up in _HALVES
+
+    @property
+    def share(self) -> float:
+        """Of the bytes of float32, both ways together; of codecs of slices."""
+        return sum(map(_bits, self)) / (2 * 8 * _ELEMENT_BYTES)
 
     @property
     def fewest_bits(self) -> float:
@@ -113,6 +131,14 @@ def split(store: str) -> Tuple[str, str]:
     return name, text
 
 
+def of_key(strategy: Strategy, name: str, compression: Optional[Compression]) -> Optional[Compression]:
+    """Of a key of that name, where the script has chosen `compression` for all. ConfigError if the strategy has another
+    codec for it."""
+    if strategy.of(name).codec is None:
+        return compression
+    return Compression.of_ways(strategy.ways(name, compression.ways if compression else codecs.Ways()))
+
+
 def in_place_of(shape: Tuple[int, ...], compression: Optional[Compression]) -> Tuple[Tuple[int, ...], ...]:
     """The shapes of what crosses the network of a float32 key of that shape: itself, or two thin matrices. Each is cut
     into slices, as of_push() and of_broadcast() take them."""
@@ -138,6 +164,12 @@ def of_broadcast(
     return codecs.payload_bytes(axes.codec, round(elements * (1 - untouched)), elements)
 
 
+def is_of(shape: Tuple[int, ...], compression: Optional[Compression], ways: codecs.Ways) -> bool:
+    """Whether a key of that shape travels so with that compression: biases come back whole, for example."""
+    axes = _axes(shape, compression)
+    return (axes.codec or {}, axes.value_codec or {}) == (ways.up or {}, ways.down or {})
+
+
 def adds_up_on_machine(compression: Optional[Compression]) -> bool:
     """Whether the workers of a machine push as one."""
     return compression is None or _axes((2, 2), compression).adds_up_on_machine
@@ -156,17 +188,31 @@ def _option(one: str) -> Optional[Dict[str, Any]]:
     """Of a store; ValueError for what no codec of that name takes."""
     if one == EXACT:
         return None
-    name, _, value = one.partition(":")
+    name, *values = one.split(":")
     codec = codecs.types()[name]
-    if not value:
-        return codecs.complete({"type": name})
-    option = next(iter(codec.options), None)
+    if len(values) > len(codec.options):
+        raise ValueError(f"{name} has {len(codec.options) or 'no'} option{'s' * (len(codec.options) > 1)}")
+    given = {}
+    for option, value in zip(codec.options, values):
+        try:
+            number = bool(int(value)) if option.kind is bool else option.kind(value)
+        except ValueError:
+            number = None
+        if not option.allows(number):
+            raise ValueError(f"{option.name} of {name} is {value}; it must be {option.allowed}")
+        given[option.name] = number
+    return codecs.complete({"type": name, **given})
+
+
+def _text(option: Optional[Mapping[str, Any]]) -> str:
+    """What _option() reads; values that are the standard ones are left out."""
     if option is None:
-        raise ValueError(f"{name} has no option")
-    number = option.kind(value)
-    if not option.allows(number):
-        raise ValueError(f"{option.name} of {name} is {value}; it must be {option.allowed}")
-    return codecs.complete({"type": name, option.name: number})
+        return EXACT
+    codec = codecs.types()[option["type"]]
+    values = [option[one.name] for one in codec.options]
+    while values and values[-1] == codec.options[len(values) - 1].standard and not codec.options[-1].is_mxnets:
+        values.pop()
+    return ":".join([codec.name, *(_ZEROS.sub("", f"{value:.12f}") for value in values)])
 
 
 def _bits(one: str) -> float:

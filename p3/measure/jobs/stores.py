@@ -3,7 +3,8 @@
 What all of them have in common stands here once; nothing elsewhere lists them. Results are read without the core.
 
 Stores of torch have one more for each compression (p3/measure/compressions.py), by a rule: p3_torch_int8,
-p3_torch_int8-bf16, ddp_25_fp16.
+p3_torch_int8-bf16, ddp_25_fp16. And there are ddp_N with buckets of any size, p3_local_N with any number of steps
+between two exchanges, and p3_local_N:M with an outer momentum of M.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Store(NamedTuple):
     @property
     def trains_exactly(self) -> bool:
         """Whether its losses are those of one process on the joined batch, to rounding."""
-        return self.compression is None and not self.may_be_apart and not self.kvstore.startswith("p3_local")
+        return self.compression is None and not self.may_be_apart and not self.is_local
 
     @property
     def may_be_apart(self) -> bool:
@@ -69,6 +70,22 @@ class Store(NamedTuple):
     @property
     def is_ddp(self) -> bool:
         return self.kvstore.startswith("ddp:")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether its workers take local steps."""
+        return self.kvstore.startswith("p3_local:")
+
+    @property
+    def every(self) -> int:
+        """Steps between two exchanges of a weight."""
+        return int(self.kvstore.partition("+")[0].split(":")[1]) if self.is_local else 1
+
+    @property
+    def outer_momentum(self) -> Optional[str]:
+        """Of one that takes local steps; None: P3's own."""
+        named = self.kvstore.partition("+")[0].split(":")[2:] if self.is_local else []
+        return named[0] if named else None
 
     @property
     def may_be_compressed(self) -> bool:
@@ -99,8 +116,10 @@ def _encoded(
     return Store(name, "p3_sync", label, group, compression=compression, look=look, simulated=simulated)
 
 
-def _local(every: int, look: Tuple[str, str]) -> Store:
-    label = f"p3.torch, exchange every {every} steps"
+def _local(every: str, look: Tuple[str, str] = (GREY, "x")) -> Store:
+    """`every`: 30, or 30:0.5 with that outer momentum."""
+    steps, _, momentum = every.partition(":")
+    label = f"p3.torch, exchange every {steps} steps" + (momentum and f", momentum {momentum}")
     return Store(f"p3_local_{every}", f"p3_local:{every}", label, "local", look=look, over=("ddp_25", "p3_torch"))
 
 
@@ -139,9 +158,9 @@ STORES: Dict[str, Store] = {
               over=("p3_torch",)),
         Store("p3_torch_1", "p3_torch:1", "p3.torch, 1 step apart", "apart"),
         Store("p3_torch_4", "p3_torch:4", "p3.torch, 4 steps apart", "apart"),
-        _local(10, (YELLOW, "o")),
-        _local(30, (PINK, "X")),
-        _local(100, (ORANGE, "X")),
+        _local("10", (YELLOW, "o")),
+        _local("30", (PINK, "X")),
+        _local("100", (ORANGE, "X")),
         # Of `p3 bench pushpull`.
         Store("p3_apart", "p3_sync", environment={"P3_LOCAL_AGGREGATION": "0"}),
         Store("p3_checksum", "p3_sync", environment={"P3_CHECKSUM": "1"}),
@@ -154,6 +173,7 @@ STORES: Dict[str, Store] = {
 OURS = "p3_sync"
 _OF_CODECS = "p3_"  # and the name of any codec of gradients: a store, too
 _DDP = re.compile(r"ddp_([1-9]\d*)(?:_(.+))?")  # its buckets are of any size
+_LOCAL = re.compile(r"p3_local_([1-9]\d*(?::0(?:\.\d+)?)?)(?:_(.+))?")  # and any number of steps between two exchanges
 # Of codecs, in figures; of any other name, GREY. One of DDP's has the colour, and DDP's marker.
 _COLOURS = {"fp16": BLUE, "bf16": SKY, "int8": ORANGE, "int4": RED, "1bit": PINK, "topk": "#000000", "powersgd": YELLOW,
             "lowrank": YELLOW, "2bit": "#882255"}  # fmt: skip
@@ -178,10 +198,15 @@ def among(known: Sequence[str]) -> Callable[[str], str]:
     def parse(text: str) -> str:
         base, compression = _split(text)
         bases = [name for name in known if named(name).may_be_compressed]
-        if text in known or (base is not None and base.is_ddp and bases and not compression):
+        has_local = any(named(name).is_local for name in known)
+        is_like_them = base is not None and (
+            base.name in bases or (base.is_ddp and bool(bases)) or (base.is_local and has_local)
+        )
+        if text in known or (is_like_them and not compression):
             return text
-        if base is None or not compression or not (base.name in bases or (base.is_ddp and bases)):
+        if not is_like_them:
             more = f"; nor with a compression, as {bases[-1]}_fp16, or other buckets, as ddp_100" if bases else ""
+            more += ", or steps, as p3_local_500" if has_local else ""
             raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(known)}{more}")
         if (compressions.parse_hook if base.is_ddp else compressions.parse)(compression) is None:
             raise argparse.ArgumentTypeError(f"{text!r} compresses nothing: that is {base.name}")
@@ -198,6 +223,10 @@ def _split(name: str) -> Tuple[Optional[Store], str]:
     if of_ddp:
         megabytes, text = of_ddp.groups()
         return STORES.get(f"ddp_{megabytes}") or _ddp(int(megabytes), (GREY, "x")), text or ""
+    of_local = _LOCAL.fullmatch(name)
+    if of_local:
+        every, text = of_local.groups()
+        return STORES.get(f"p3_local_{every}") or _local(every), text or ""
     bases = [one for one in STORES.values() if one.may_be_compressed and name.startswith(one.name + "_")]
     if not bases:
         return None, ""
@@ -242,6 +271,8 @@ def rank(name: str) -> Tuple[int, str]:
     """By which stores are sorted; those of codecs come behind p3_sync, compressed ones behind what they are of, unknown
     ones last."""
     base, text = _split(name)
+    if base is not None and base.is_local:
+        return list(STORES).index("p3_local_10"), f"{base.every:09d} {base.outer_momentum or ''} {text}"
     if base is not None:
         return list(STORES).index(base.name if base.name in STORES else "ddp_25"), name if base.is_ddp else text
     return (list(STORES).index(OURS) if name.startswith(_OF_CODECS) else len(STORES)), name

@@ -6,6 +6,7 @@ the answer on its output.
      "compute_s": 0.5, "layers": [["fc.weight", [100, 20], 0.1], ...], of a step; and of each key, in the order of the
                                                                        forward pass, its shape and backward seconds
      "slice_elements": 10000, "keeps_slices": false,                   whether slices must stay as large as they are
+     "compression": {"up": {"type": "int8"}, "down": null},            of the largest key
      "adds_up": true, "strategy": "{...}", "budget_s": 3}              local aggregation; what is in use; for the search
 
     {"strategy": "{...}", "seconds": 7.3, "before_s": 10.8}            of a step, simulated: with it, and as it is
@@ -20,7 +21,9 @@ import os
 import sys
 from typing import Any, Dict, List, Sequence
 
+from p3.codecs import Ways
 from p3.errors import NotBuilt
+from p3.measure.compressions import Compression
 from p3.measure.replay.models import Layer, Model, Tensor
 from p3.measure.simulate.setting import Network, Setting
 from p3.plan import strategy
@@ -41,6 +44,7 @@ def answer(question: Dict[str, Any]) -> Dict[str, Any]:
         placed=(tuple(question["workers"]), tuple(question["servers"])),
         slice_elements=question["slice_elements"],
         local_aggregation=question["adds_up"],
+        compression=Compression.of_ways(Ways(**question["compression"])),
         warmup=1,
         iterations=2,
     )

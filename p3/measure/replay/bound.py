@@ -31,11 +31,12 @@ import argparse
 import itertools
 import math
 import sys
+from collections import Counter
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from p3.measure import compressions
 from p3.measure.arguments import slice_size
-from p3.measure.compressions import Compression, in_place_of, of_broadcast, of_push
+from p3.measure.compressions import Compression, in_place_of, of_broadcast, of_key, of_push
 from p3.measure.replay import groups as trees
 from p3.measure.replay import models
 from p3.placement import FRAME_BYTES, PACKET_BYTES
@@ -105,10 +106,10 @@ def bound(
     """The least average time of an iteration that computes for `compute_s` on every worker. Raises ValueError.
 
     Slices go in turn to the servers in forward order, "auto" ones are as large as P3 makes them, and `strategy` goes
-    before both; `delay_s` is what a byte takes to the other host besides. `release`: one of models.RELEASES. With deep
-    gradient compression, broadcasts are the smallest, as if all workers sent the same elements. `clips`: by the global
-    norm of all gradients. `groups`: of hosts (groups.py), of which each has one worker; slices go whole from leader to
-    leader.
+    before both, and has codecs for keys of which `compression` says nothing; `delay_s` is what a byte takes to the
+    other host besides. `release`: one of models.RELEASES. With deep gradient compression, broadcasts are the smallest,
+    as if all workers sent the same elements. `clips`: by the global norm of all gradients. `groups`: of hosts
+    (groups.py), of which each has one worker; slices go whole from leader to leader.
     """
     slice_elements = key_plan.slice_elements(slice_elements, len(cluster.servers))
     trees.check(groups, len(cluster.hosts))
@@ -117,11 +118,15 @@ def bound(
     traffic, prefixes = _Traffic(cluster, groups), []
     for layer in model.layers:
         for tensor in layer.tensors:
-            cut = strategy.of(tensor.name)
-            for shape in in_place_of(tensor.shape, compression):
-                for elements in _slices(math.prod(shape), cut.slice or slice_elements):
-                    push, cast = (of(shape, elements, compression) for of in (of_push, of_broadcast))
-                    traffic.add_slice(overhead.on_wire(push), overhead.on_wire(cast), cut)
+            cut, its = strategy.of(tensor.name), of_key(strategy, tensor.name, compression)
+            for shape in in_place_of(tensor.shape, its):
+                sizes = _slices(math.prod(shape), cut.slice or slice_elements)
+                on_wire = {
+                    elements: [overhead.on_wire(of(shape, elements, its)) for of in (of_push, of_broadcast)]
+                    for elements in set(sizes)
+                }
+                for elements in sizes:
+                    traffic.add_slice(*on_wire[elements], cut)
         prefixes.append(traffic.prefix(delay_s))
     for window in _windows(model, compute_s, release, clips):
         pushed, cast = prefixes[window.gradient], prefixes[window.use]
@@ -236,6 +241,8 @@ class _Traffic:
         self._ways_to: Dict[int, List[Tuple[int, List[_Hop]]]] = {}  # a server's host
         self._workers_on = [list(cluster.workers).count(host) for host in cluster.hosts]
         self._turns = Turns(len(cluster.servers))
+        # Slices not counted yet, by the host of their server and the bytes each way: many are alike.
+        self._added: Counter = Counter()
         self._push_bytes = self._value_bytes = 0.0
         self._push_up, self._push_down, self._cast_up, self._cast_down = ([0.0] * len(cluster.hosts) for _ in range(4))
         self._one_way = self._round_trip = _NOTHING
@@ -243,23 +250,29 @@ class _Traffic:
     def add_slice(self, push_bytes: float, cast_bytes: float, cut: Cut = Cut()) -> None:
         """The next slice of a key that is cut so: from every worker to its server, and back. What stays on a host
         crosses no NIC."""
-        home = self._cluster.servers[self._turns.next(cut)]
-        self._push_bytes += push_bytes
-        self._value_bytes += cast_bytes
-        for host, hops in self._ways(home):
-            workers, adds = self._workers_on[host], hops[0].adds
-            self._push_up[host] += workers * push_bytes
-            self._push_down[adds] += workers * push_bytes
-            self._cast_up[adds] += workers * cast_bytes
-            self._cast_down[host] += workers * cast_bytes
-            there = back = 0.0
-            for hop in hops:
-                there += _seconds(push_bytes, hop.push_mbit)
-                back += _seconds(cast_bytes, hop.cast_mbit)
-            if there > self._one_way.seconds:
-                self._one_way = _Transfer(there, f"a slice goes whole from host {host} to {home}, and the norm back")
-            if there + back > self._round_trip.seconds:
-                self._round_trip = _Transfer(there + back, f"a slice goes whole from host {host} to {home} and back")
+        self._added[self._cluster.servers[self._turns.next(cut)], push_bytes, cast_bytes] += 1
+
+    def _count(self) -> None:
+        """All that have been added."""
+        for (home, push_bytes, cast_bytes), count in self._added.items():
+            self._push_bytes += count * push_bytes
+            self._value_bytes += count * cast_bytes
+            for host, hops in self._ways(home):
+                pushes, adds = count * self._workers_on[host], hops[0].adds
+                self._push_up[host] += pushes * push_bytes
+                self._push_down[adds] += pushes * push_bytes
+                self._cast_up[adds] += pushes * cast_bytes
+                self._cast_down[host] += pushes * cast_bytes
+                there = back = 0.0
+                for hop in hops:
+                    there += _seconds(push_bytes, hop.push_mbit)
+                    back += _seconds(cast_bytes, hop.cast_mbit)
+                whole = f"a slice goes whole from host {host} to {home}"
+                if there > self._one_way.seconds:
+                    self._one_way = _Transfer(there, f"{whole}, and the norm back")
+                if there + back > self._round_trip.seconds:
+                    self._round_trip = _Transfer(there + back, f"{whole} and back")
+        self._added.clear()
 
     def _ways(self, home: int) -> List[Tuple[int, List[_Hop]]]:
         """From each other host with workers to a server on host `home`."""
@@ -283,10 +296,12 @@ class _Traffic:
 
     def sent(self) -> float:
         """By all hosts."""
+        self._count()
         return sum(self._push_up) + sum(self._cast_up)
 
     def prefix(self, delay_s: float) -> _Prefix:
         """Of the slices so far. Both transfers are what the busiest NIC takes, or a single slice."""
+        self._count()
         cluster = self._cluster
         push_up_of_one = [bytes_ / max(1, count) for bytes_, count in zip(self._push_up, self._workers_on)]
         cast_down_of_one = [bytes_ / max(1, count) for bytes_, count in zip(self._cast_down, self._workers_on)]
@@ -334,6 +349,7 @@ class _Traffic:
 
     def busiest(self) -> _Transfer:
         """The NIC that needs longest for all slices of an iteration."""
+        self._count()
         cluster = self._cluster
         busy = [
             _Transfer(_seconds(one + other, rates[host]), f"host {host}'s NIC, {direction}")

@@ -181,11 +181,12 @@ def _strategy(path: str) -> strategies.Strategy:
         loaded = strategies.load(path)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    if loaded.chooses:
-        raise argparse.ArgumentTypeError(
-            "the strategy %s says more than servers and slices, of which the simulator knows nothing in a strategy: "
-            "leave that out, and say a codec with --compression" % path
-        )
+    for cut in (loaded.default, *loaded.keys.values()):
+        if cut.route == "factors" or cut.staleness:
+            what = "route 'factors'" if cut.route == "factors" else "staleness"
+            raise argparse.ArgumentTypeError(
+                f"the strategy {path} has {what}, of which the simulator knows nothing: leave that out"
+            )
     return loaded
 
 

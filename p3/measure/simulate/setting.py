@@ -76,11 +76,11 @@ class Setting:
     servers: Optional[int] = None
     placed: Optional[Tuple[Tuple[int, ...], Tuple[int, ...]]] = None  # the hosts of all workers, and of all servers
     slice_elements: Union[int, str] = "auto"
-    strategy: Strategy = Strategy()  # of P3, by the names of the model's tensors; it goes before slice_elements
+    strategy: Strategy = Strategy()  # of P3, by the names of the model's tensors; its slices go before slice_elements
     local_aggregation: bool = True
     groups: Tuple[int, ...] = ()  # of hosts with shared leaders, as replay/groups.py has them: simulated only
     sparse: Mapping[str, float] = dataclasses.field(default_factory=dict)  # layer -> share of it that a step touches
-    compression: Optional[Compression] = None  # of P3, or of one of DDP's hooks that halve all bytes
+    compression: Optional[Compression] = None  # of P3, where the strategy has none; or of DDP's hook that halves bytes
     clip: str = "none"  # of CLIPPING
     release: str = "layer"  # of gradients: each layer's when its backward step ends, or all at the "end" of the pass
     jitter: float = 0.0
@@ -114,6 +114,9 @@ class Setting:
     @property
     def elements_of_a_slice(self) -> int:
         return key_plan.slice_elements(self.slice_elements, len(self.server_hosts))
+
+    def compression_of(self, tensor: str) -> Optional[Compression]:
+        return compressions.of_key(self.strategy, tensor, self.compression)
 
     @property
     def adds_up(self) -> bool:
@@ -206,29 +209,31 @@ def _slices(setting: Setting) -> List[dict]:
     for number, layer in enumerate(setting.model.layers):
         alpha = setting.sparse.get(layer.name)
         for tensor in layer.tensors:
-            cut = setting.strategy.of(tensor.name)
+            cut, its = setting.strategy.of(tensor.name), setting.compression_of(tensor.name)
             if alpha is None:
-                for shape in compressions.in_place_of(tensor.shape, setting.compression):
+                for shape in compressions.in_place_of(tensor.shape, its):
                     elements = math.prod(shape)
                     most = _elements_of_a_part(setting, tensor.name, elements)
                     for begin in range(0, elements, most):
-                        add(number, cut, *_bytes_of(setting, shape, min(most, elements - begin)))
+                        add(number, cut, *_bytes_of(setting, its, shape, min(most, elements - begin)))
             else:
-                # A partition for each turn of the servers. Rows of several workers overlap by chance.
-                union, parts = 1 - (1 - alpha) ** workers, len(turns.servers(cut))
+                # A partition for each turn of the servers, if not told. Rows of several workers overlap by chance.
+                union, parts = 1 - (1 - alpha) ** workers, cut.partitions or len(turns.servers(cut))
                 for _ in range(parts):
                     add(number, cut, alpha * tensor.bytes / parts, union * tensor.bytes / parts)
             key += 1
     return made
 
 
-def _bytes_of(setting: Setting, shape: Tuple[int, ...], elements: int) -> Tuple[float, float]:
+def _bytes_of(
+    setting: Setting, compression: Optional[Compression], shape: Tuple[int, ...], elements: int
+) -> Tuple[float, float]:
     """Of a slice that is pushed, and comes back."""
     if setting.scheme == "ddp":
         size = elements * models.FLOAT32_BYTES * setting.sent_share
         return size, size
-    push = compressions.of_push(shape, elements, setting.compression)
-    return push, compressions.of_broadcast(shape, elements, setting.compression, len(setting.workers))
+    push = compressions.of_push(shape, elements, compression)
+    return push, compressions.of_broadcast(shape, elements, compression, len(setting.workers))
 
 
 def can_compress(scheme: str, compression: Optional[Compression]) -> bool:
@@ -269,9 +274,7 @@ def _check(setting: Setting) -> None:
         raise ValueError(f"no congestion control is called {network.congestion!r}: {', '.join(CONGESTION)}")
     if len(network.up_mbit) != len(network.down_mbit) or not network.up_mbit:
         raise ValueError(f"{len(network.up_mbit)} rates up and {len(network.down_mbit)} down; a host needs one of each")
-    setting.strategy.require_servers(len(setting.server_hosts))
-    if setting.strategy != Strategy() and setting.scheme != "p3":
-        raise ValueError(f"scheme {setting.scheme!r} knows no strategies: they are of p3")
+    _check_strategy(setting)
     if setting.elements_of_a_slice < 1:
         raise ValueError(f"slice_elements is {setting.slice_elements}; a slice has at least one element")
     layers = [layer.name for layer in setting.model.layers]
@@ -285,6 +288,32 @@ def _check(setting: Setting) -> None:
     for worker in setting.stragglers:
         if not 0 <= worker < len(setting.workers):
             raise ValueError(f"worker {worker} is a straggler, but the workers are 0 to {len(setting.workers) - 1}")
+
+
+def _check_strategy(setting: Setting) -> None:
+    if setting.strategy == Strategy():
+        return
+    if setting.scheme != "p3":
+        raise ValueError(f"scheme {setting.scheme!r} knows no strategies: they are of p3")
+    setting.strategy.require_servers(len(setting.server_hosts))
+    for layer in setting.model.layers:
+        for tensor in layer.tensors:
+            why_not = setting.strategy.why_not(tensor.name, sparse=layer.name in setting.sparse)
+            if why_not:
+                raise ValueError(why_not)
+            _check_codec(setting, tensor.name)
+
+
+def _check_codec(setting: Setting, name: str) -> None:
+    its = setting.compression_of(name)
+    if setting.clip == "norm" and its is not None and not its.has_norm:
+        raise ValueError(f"{name!r} has {its}, with which the servers cannot tell the norm of gradients: 'wait' for it")
+    has_several = setting.local_aggregation and len(set(setting.workers)) < len(setting.workers)
+    if has_several and compressions.adds_up_on_machine(its) != setting.adds_up:
+        raise ValueError(f"{name!r} has {its}, which the workers of a host do not add up as they do the other keys: "
+                         "give all keys such a codec, or each host one worker")
+    if setting.groups and its is not None:
+        raise ValueError(f"{name!r} has {its}, and groups of {trees.told(setting.groups)} are not simulated with that")
 
 
 def _check_groups(setting: Setting) -> None:

@@ -74,11 +74,12 @@ def recorded_setting(trace: Trace, rate: Optional[Rates]) -> Setting:
                           "--rate 100mbit, or 100mbit:50mbit by the ranks of their workers (`p3 doctor` measures it)")
     is_each = [hosts.index(host) for host in servers] == list(range(len(hosts)))
     slice_elements, strategy = _cut(trace, len(servers))
+    compression, strategy = _compressed(trace, strategy)
     return Setting(
         model, compute_s, _network(rate or (1.0,), len(hosts)), workers_per_host=len(workers) // len(hosts),
         servers=None if is_each else len(servers), slice_elements=slice_elements, strategy=strategy,
         local_aggregation=bool((trace.lives["server"] < 0).any()), sparse=_touched(trace),
-        compression=_compression(trace),
+        compression=compression,
     )  # fmt: skip
 
 
@@ -114,23 +115,22 @@ def _touched(trace: Trace) -> Dict[str, float]:
     return shares
 
 
-def _compression(trace: Trace) -> Optional[Compression]:
-    """That of most elements: a setting has one for all."""
+def _compressed(trace: Trace, strategy: Strategy) -> Tuple[Optional[Compression], Strategy]:
+    """That of all keys; or none, and the strategy says it of each."""
     counts: Counter = Counter()
-    for key in trace.keys.values():
-        counts[_named(key.codec), _named(key.value_codec)] += math.prod(key.shape)
-    (up, down), _ = counts.most_common(1)[0]
-    codec = codecs.of(dict(type=up.partition(":")[0]))
-    return Compression.of(up if codec is not None and codec.comes_back_by_itself else f"{up}-{down}")
-
-
-def _named(codec: Mapping[str, Any]) -> str:
-    known = codecs.of(codec)
-    if known is None:
-        return EXACT
-    first = next(iter(known.options), None)
-    is_usual = first is None or codec[first.name] == first.standard
-    return known.name if is_usual else f"{known.name}:{codec[first.name]:g}"
+    of_keys = {key.name: (key, codecs.Ways(key.codec or None, key.value_codec or None)) for key in trace.keys.values()}
+    for key, ways in of_keys.values():
+        counts[str(Compression.of_ways(ways) or EXACT)] += math.prod(key.shape)
+    usual = Compression.of(counts.most_common(1)[0][0])
+    own = {
+        name: strategy.keys.get(name, Cut())._replace(codec=ways)
+        for name, (key, ways) in of_keys.items()
+        if not compressions.is_of(key.shape, usual, ways) and not key.row_elements
+    }
+    if not own:
+        return usual, strategy
+    of_others = Cut(codec=usual.ways if usual else None)
+    return None, strategy._replace(default=of_others, keys={**strategy.keys, **own}, path="of the run")
 
 
 # What-ifs
@@ -151,6 +151,13 @@ def _with_slice(setting: Setting, elements: Any) -> Setting:
     return dataclasses.replace(setting, slice_elements=elements, strategy=setting.strategy._replace(keys=keys))
 
 
+def _with_codec(setting: Setting, compression: Optional[Compression]) -> Setting:
+    """Of all keys."""
+    keys = {name: cut._replace(codec=None) for name, cut in setting.strategy.keys.items()}
+    strategy = setting.strategy._replace(default=setting.strategy.default._replace(codec=None), keys=keys)
+    return dataclasses.replace(setting, compression=compression, strategy=strategy)
+
+
 class _Change(NamedTuple):
     parse: Callable[[str], Any]
     make: Callable[[Setting, Any], Setting]
@@ -162,7 +169,7 @@ _CHANGES = {
     "rate": _Change(link_rate, _with_rate),
     "servers": _Change(number(1, MOST_HOSTS, int), lambda setting, count: dataclasses.replace(setting, servers=count)),
     "slice": _Change(slice_size, _with_slice),
-    "codec": _Change(compressions.parse, lambda setting, one: dataclasses.replace(setting, compression=one)),
+    "codec": _Change(compressions.parse, _with_codec),
 }
 
 

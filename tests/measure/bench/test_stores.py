@@ -42,6 +42,22 @@ def test_options_of_a_store_follow():
     assert compressions.parse("topk:0.01").of_torch == {"up": topk, "down": topk}
 
 
+@pytest.mark.parametrize("text", [
+    "int8", "topk:0.05", "topk:0.05:4", "topk:0.01:2-int8", "2bit:0.5-exact", "dgc:0.01:10:0:0", "exact-bf16",
+    "lowrank:2", "topk:0.0000125-exact",
+])  # fmt: skip
+def test_a_compression_and_what_scripts_say_are_the_same(text):
+    made = compressions.parse(text)
+    again = Compression.of_ways(made.ways)
+    assert again == made and again.ways == made.ways and str(again) == text
+
+
+def test_values_that_no_option_takes_are_refused():
+    for text, words in (("topk:0.1:4:3", "topk has 2 options"), ("topk:0.1:99", "value_bits of topk is 99")):
+        with pytest.raises(argparse.ArgumentTypeError, match=words):
+            compressions.parse(text)
+
+
 def test_only_known_codecs_have_a_formula_and_ddp_halves():
     assert [Compression.of(text).is_of_codecs for text in ("fp16", "int8-exact", "powersgd:2", "int8-lzma")] == [
         True, True, False, False
@@ -209,3 +225,25 @@ def test_codecs_trains_with_each_for_any_optimizer_and_a_seed_for_each_repeat():
     agreement = experiments.named("codecs").agreement
     assert agreement(gpt, 0, stores.named("ddp_1")) == agreement(gpt, 0, stores.named("p3_torch"))
     assert agreement(gpt, 0, stores.named("ddp_1_fp16")) != agreement(gpt, 0, stores.named("p3_torch_fp16"))
+
+
+def test_local_steps_have_any_number_of_steps_and_an_outer_momentum():
+    known = ["p3_torch", "p3_local_30"]
+    assert stores.among(known)("p3_local_500:0_topk:0.01") == "p3_local_500:0_topk:0.01"
+    one = stores.named("p3_local_500:0_topk:0.01")
+    assert one.kvstore == "p3_local:500:0+topk:0.01" and one.is_p3 and one.is_torch and not one.trains_exactly
+    assert (one.every, one.outer_momentum, str(one.compression)) == (500, "0", "topk:0.01")
+    assert (stores.named("p3_local_30").every, stores.named("p3_local_30").outer_momentum) == (30, None)
+    in_order = ["p3_torch", "p3_local_7", "p3_local_30", "p3_local_30_int4", "p3_local_30:0.5", "p3_local_100"]
+    assert sorted({*in_order}, key=stores.rank) == in_order
+
+
+@pytest.mark.parametrize("name", ["p3_local_0", "p3_local_30:1", "p3_local_30:2", "p3_local_x", "p3_local_30_int9"])
+def test_local_steps_that_there_are_not_are_refused(name):
+    with pytest.raises(argparse.ArgumentTypeError, match="p3_local_500|is no codec"):
+        stores.among(["p3_torch", "p3_local_30"])(name)
+
+
+def test_experiments_without_local_steps_take_none():
+    with pytest.raises(argparse.ArgumentTypeError):
+        stores.among(["p3_torch"])("p3_local_30")

@@ -14,7 +14,7 @@ from p3.plan import strategy
 QUESTION = {
     "rates_mbit": [40, 40, 40, 20], "workers": [0, 1, 2, 3], "servers": [0, 1, 2, 3], "compute_s": 0.2,
     "layers": [["0.weight", [300, 1000], 0.05], ["0.bias", [1000], 0.0], ["2.weight", [1000, 300], 0.1]],
-    "slice_elements": 10000, "keeps_slices": False, "adds_up": True,
+    "slice_elements": 10000, "keeps_slices": False, "compression": {"up": None, "down": None}, "adds_up": True,
     "strategy": strategy.Strategy().text(), "budget_s": 0.5,
 }  # fmt: skip
 
@@ -42,6 +42,13 @@ def test_what_is_in_use_already_is_nothing_new():
 def test_links_alike_have_equal_shares_and_slices_may_have_to_stay():
     _, cut = asked(rates_mbit=[40] * 4, keeps_slices=True)
     assert cut == strategy.Cut()
+
+
+def test_bytes_that_compression_saves_are_known():
+    exact, _ = asked(rates_mbit=[10] * 4)
+    both, _ = asked(rates_mbit=[10] * 4, compression={"up": {"type": "int8"}, "down": {"type": "int8"}})
+    up, _ = asked(rates_mbit=[10] * 4, compression={"up": {"type": "lowrank", "rank": 2}, "down": None})
+    assert both["before_s"] < 0.5 * exact["before_s"] and up["before_s"] < both["before_s"]
 
 
 @pytest.mark.parametrize("slow", [0, 1, 2])

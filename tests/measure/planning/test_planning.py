@@ -193,6 +193,14 @@ def test_a_strategy_for_servers_that_are_not_there_is_refused(capsys, tmp_path):
     assert cli.main(["simulate", *SMALL[:-2], "--hosts", "2", "--strategy", str(path)]) == 1
     assert "server 5 is named, but the job has 2 servers" in capsys.readouterr().err
     path.write_text(json.dumps({"version": 2, "allow_lossy": True, "default": {"codec": "int8"}}))
+    assert cli.main(["simulate", *SMALL[:-2], "--hosts", "2", "--strategy", str(path), "--compression", "int4"]) == 1
+    assert "the strategy the codec" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cut, said", [({"staleness": 2}, "staleness"), ({"route": "factors"}, "route 'factors'")])
+def test_what_the_simulator_does_not_know_of_a_strategy_is_refused(cut, said, capsys, tmp_path):
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps({"version": 2, "allow_lossy": True, "default": cut}))
     with pytest.raises(SystemExit):
         cli.main(["simulate", *SMALL[:-2], "--hosts", "2", "--strategy", str(path)])
-    assert "s.json says more than servers and slices" in capsys.readouterr().err
+    assert f"s.json has {said}, of which the simulator knows nothing" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from hypothesis import given, strategies
 from hypothesis import settings as hypothesis_settings
 from processes import ROOT
 
+from p3.errors import ConfigError
 from p3.measure.compressions import Compression
 from p3.measure.replay import gpu_clock, models
 from p3.measure.simulate import setting as settings
@@ -41,17 +42,83 @@ def random_setting(seed):
         model, draw.uniform(0, 0.5), network, priorities=draw.random() < 0.8, window_kib=draw.choice([0, 16, 100]),
         workers_per_host=draw.randint(1, 2), servers=draw.randint(1, 2 * hosts),
         slice_elements=draw.choice([3000, 20000, 200000]), local_aggregation=draw.random() < 0.5, iterations=16,
-        warmup=0, release=draw.choice(models.RELEASES),
-        compression=draw.choice([None, None, *map(Compression.of, ("int8", "bf16-1bit", "exact-fp16", "lowrank:1"))]),
-        strategy=random_strategy(draw),
+        warmup=0, release=draw.choice(models.RELEASES), **random_ways(draw),
     )  # fmt: skip
 
 
-def random_strategy(draw):
-    """Servers that every job above has, in some turn."""
+CODECS = ("int8", "bf16-1bit", "exact-fp16", "lowrank:1")
+
+
+def random_ways(draw):
+    """A compression, or a strategy with codecs; and servers that every job above has, in some turn."""
+    compression = draw.choice([None, None, *map(Compression.of, CODECS)])
     if draw.random() < 0.5:
-        return Strategy()
-    return Strategy(Cut((0,), draw.choice([None, 7000])), {"weight": Cut(slice=5000)} if draw.random() < 0.3 else {})
+        return {"compression": compression}
+    own = {"weight": Cut(slice=5000)} if draw.random() < 0.3 else {}
+    strategy = Strategy(Cut((0,), draw.choice([None, 7000])), own)
+    if compression is None and draw.random() < 0.5:
+        ways = [Compression.of(draw.choice(CODECS)).ways for _ in range(2)]
+        strategy = strategy._replace(default=strategy.default._replace(codec=ways[0]),
+                                     keys={**own, "layer1": Cut(codec=ways[1])})  # fmt: skip
+    return {"compression": compression, "strategy": strategy}
+
+
+SHAPES = {"bias": (300,), "weight": (500, 400), "other": (200, 100)}
+
+
+@hypothesis_settings(max_examples=60, deadline=None, derandomize=True)
+@given(strategies.fixed_dictionaries({
+    name: strategies.sampled_from([None, *CODECS, "topk:0.1:4", "dgc:0.01"]) for name in SHAPES
+}))  # fmt: skip
+def test_each_key_travels_as_a_strategy_says_and_as_if_all_did(codecs):
+    """A codec that a strategy has for a key takes the bytes that the same one of all keys takes of it."""
+    tensors = tuple(models.Tensor(name, shape) for name, shape in SHAPES.items())
+    model = models.Model("made", 1.0, (models.Layer("layer", tensors, 1 / 3, 2 / 3),))
+    plain = Setting(model, 0.1, links(2, 50.0), slice_elements=30000)
+    own = {name: Cut(codec=Compression.of(text).ways) for name, text in codecs.items() if text}
+    made = settings.job(dataclasses.replace(plain, strategy=Strategy(keys=own)))["slices"]
+    for number, text in enumerate(codecs[name] for name in SHAPES):
+        of_all = dataclasses.replace(plain, compression=text and Compression.of(text))
+        expected = [one for one in settings.job(of_all)["slices"] if one["key"] == number]
+        told = ("push_bytes", "value_bytes", "layer")
+        assert [[one[field] for field in told] for one in made if one["key"] == number] == [
+            [one[field] for field in told] for one in expected
+        ]  # fmt: skip
+    if len(set(codecs.values())) == 1 and codecs["bias"]:
+        of_all = dataclasses.replace(plain, compression=Compression.of(codecs["bias"]))
+        by_default = dataclasses.replace(plain, strategy=Strategy(Cut(codec=of_all.compression.ways)))
+        assert predict(of_all) == predict(by_default)
+
+
+def test_a_strategy_has_partitions_of_rows_and_what_does_not_fit_a_key_is_refused():
+    tensors = (models.Tensor("table", (1000, 10)), )
+    model = models.Model("made", 1.0, (models.Layer("words", tensors, 1 / 3, 2 / 3),))
+    setting = Setting(model, 0.1, links(2, 50.0), sparse={"words": 0.1})
+
+    def of(**cut):
+        return dataclasses.replace(setting, strategy=Strategy(keys={"table": Cut(**cut)}))
+
+    whole, parts = (settings.job(one)["slices"] for one in (setting, of(partitions=5)))
+    assert len(whole) == 2 and len(parts) == 5
+    payload = [sum(one["push_bytes"] for one in made) - len(made) * settings._OVERHEAD.slice_bytes
+               for made in (whole, parts)]  # fmt: skip
+    assert payload[0] == pytest.approx(payload[1]) == 4000
+    with pytest.raises(ValueError, match="a slice for key 'table', whose gradients are sparse"):
+        predict(of(slice=10))
+
+
+@pytest.mark.parametrize("changes, codec, words", [
+    ({"clip": "norm"}, "lowrank:2", "'table' has lowrank:2, with which the servers cannot tell the norm"),
+    ({"workers_per_host": 2}, "dgc:0.01", "'table' has dgc:0.01, which the workers of a host do not add up"),
+    ({"groups": (2,)}, "int8", "'table' has int8, and groups of 2 are not simulated with that"),
+    ({"compression": Compression.of("int4")}, "int8", "the script has the compression .*int4"),
+])  # fmt: skip
+def test_a_codec_of_a_key_that_does_not_go_with_the_job_is_refused(changes, codec, words):
+    tensors = (models.Tensor("table", (1000, 10)),)
+    model = models.Model("made", 1.0, (models.Layer("words", tensors, 1 / 3, 2 / 3),))
+    strategy = Strategy(keys={"table": Cut(codec=Compression.of(codec).ways)})
+    with pytest.raises((ValueError, ConfigError), match=words):
+        predict(dataclasses.replace(Setting(model, 0.1, links(2, 50.0), strategy=strategy), **changes))
 
 
 @pytest.mark.parametrize("seed", range(120))

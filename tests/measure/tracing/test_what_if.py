@@ -14,6 +14,7 @@ from p3.trace import lives
 
 session_module = pytest.importorskip("p3.worker.session", reason="the extension is not built")
 what_if = pytest.importorskip("p3.measure.tracing.what_if", reason="the simulator is not built")
+from p3.measure import compressions  # noqa: E402
 from p3.measure.compressions import Compression  # noqa: E402
 from p3.plan.strategy import Cut, Strategy  # noqa: E402
 
@@ -116,6 +117,29 @@ def test_codecs_rows_and_a_strategy_of_the_run_are_in_it(tmp_path):
     changed = what_if.changed(setting, None, what_if.parse("slice=700"))
     assert (changed.slice_elements, set(changed.strategy.keys.values())) == (700, {Cut((0,))})
     assert setting.sparse == {"table": pytest.approx(0.1, rel=0.5)}, "5 of 50 rows, with their numbers"
+
+
+def test_keys_of_a_run_keep_their_own_codecs(tmp_path):
+    with session_module.Session.open(Settings(trace=str(tmp_path))) as session:
+        store = session.new_store(Strategy())
+        of_large = {"compression": {"type": "topk", "ratio": 0.1, "value_bits": 4}}
+        keys = {
+            "large": session.declare("large", (200, 100), "float32", store, options=of_large),
+            "small": session.declare("small", (50, 100), "float32", store),
+            "bias": session.declare("bias", (50,), "float32", store, options=of_large),
+        }
+        landing = {name: np.zeros(key.shape, np.float32) for name, key in keys.items()}
+        session.wait([session.init(key, landing[name].copy(), landing[name]) for name, key in keys.items()])
+        for _ in range(3):
+            session.wait([session.pushpull(key, landing[name] + 1, landing[name]) for name, key in keys.items()])
+    setting = what_if.recorded_setting(lives.load(str(tmp_path)), None)
+    assert setting.compression is None
+    found = {name: setting.compression_of(name) for name in keys}
+    assert found == {"large": Compression("topk:0.1:4", "exact"), "small": None, "bias": found["bias"]}
+    pushed = {name: compressions.of_push(key.shape, 50, found[name]) for name, key in keys.items()}
+    assert pushed["small"] == pushed["bias"] == 200 > 4 * pushed["large"], "topk leaves biases as they are"
+    changed = what_if.changed(setting, None, what_if.parse("codec=int8"))
+    assert {changed.compression_of(name) for name in keys} == {Compression("int8", "int8")}
 
 
 def test_servers_that_the_runs_strategy_names_cannot_go(recorded):
