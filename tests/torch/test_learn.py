@@ -71,6 +71,23 @@ def test_workers_with_local_steps_end_with_the_same_weights():
 
 @needs_lab
 @pytest.mark.timeout(300)
+def test_what_local_steps_cost_in_learning_is_told_for_each_number_of_workers(tmp_path, forked_imports, capsys):
+    out = str(tmp_path / "local.jsonl")
+    options = ["--stores", "p3_torch,p3_local_4:0.5_int8", "--size", str(SIZE), "--iterations", "9", "--repeats", "1"]
+    assert cli.main(["bench", "local_steps", *options, "--hosts", "1,2", "--out", out]) == 0, capsys.readouterr().err
+    records = {(one["store"], one["hosts"]): one for one in map(json.loads, list(open(out))[1:])}
+    assert all(one["result"] == "right" and one["clip"] == 1.0 for one in records.values()), records
+    exact, local = (records[store, 2] for store in ("p3_torch", "p3_local_4:0.5_int8"))
+    assert local["heldout_loss"] != exact["heldout_loss"] and len(local["losses"]) == 9
+    assert exact["card_bytes"] == exact["bytes"]  # half of them to the other host's server, half to its worker
+    assert 0.25 < local["card_bytes"] * 4 / exact["card_bytes"] < 0.26  # int8, and its scales
+    assert records["p3_torch", 1]["card_bytes"] is None
+    table = capsys.readouterr().out
+    assert "loss, 2 workers" in " ".join(table.split()) and "int8" in table
+
+
+@needs_lab
+@pytest.mark.timeout(300)
 def test_what_compression_costs_in_learning_is_told_for_each_seed(tmp_path, forked_imports, capsys):
     out = str(tmp_path / "codecs.jsonl")
     options = ["--models", "gpt", "--stores", "p3_torch,p3_torch_int8,ddp_25_powersgd", "--size", str(SIZE),

@@ -53,6 +53,14 @@ def _lesson_tells(workers: measured.Workers, store: Store) -> Dict:
     return {**_curve(workers, store), **measured.heldout(workers)}
 
 
+def _local_lesson_tells(workers: measured.Workers, store: Store) -> Dict:
+    """Each host has a worker and a server: it sends to the others' servers, and to the others' workers."""
+    share = store.compression.share if store.compression else 1.0
+    remote = 1 - 1 / len(workers)
+    card_bytes = round(2 * workers[0][0]["bytes"] * share * remote / store.every) or None
+    return {**_lesson_tells(workers, store), "card_bytes": card_bytes}
+
+
 def _replay(store: Store, configuration: Configuration, course: Course, _repeat: int) -> List[str]:
     return _program(
         "p3.replay", store, *_common(configuration, course), "--model", configuration.model,
@@ -104,6 +112,7 @@ REPLAY = Computation(
 CONVNET = Computation("real", _convnet, lambda one: mxnet_convnet.model_bytes(one.size), _curve)
 LESSON = Computation("real", _lesson, _lesson_bytes, _lesson_tells)
 SEEDED_LESSON = LESSON._replace(command=_seeded_lesson)
+LOCAL_LESSON = SEEDED_LESSON._replace(tells=_local_lesson_tells)
 RESNET = Computation(
     "real", _resnet, lambda one: resnets.model_bytes(resnets.depth_of(one.model)),
     lambda workers, store: measured.accuracies(workers), lambda one: resnets.steps_of_an_epoch(one.workers),

@@ -17,7 +17,9 @@ from p3.measure.arguments import number
 from p3.measure.bench import limits
 from p3.measure.bench import validation as validated
 from p3.measure.bench.changes import LEAST
-from p3.measure.bench.computations import CONVNET, LESSON, REPLAY, RESNET, SEEDED_LESSON, Computation
+from p3.measure.bench.computations import (
+    CONVNET, LESSON, LOCAL_LESSON, REPLAY, RESNET, SEEDED_LESSON, Computation,
+)  # fmt: skip
 from p3.measure.bench.configuration import Configuration, rate_text
 from p3.measure.bench.paths import PATHS
 from p3.measure.jobs.stores import OURS, Store, names, of_codecs, of_torch
@@ -41,7 +43,7 @@ REGIMES = {"slow": (200.0, 4.0), "fast": (800.0, 1.0)}  # Mbit/s, seconds of com
 TRAINED = "convnet"  # the model of trainings/mxnet_convnet.py
 GOALS = {"gpt": 2.5, "convnet": 0.4}  # of trainings/lessons.py: the losses that they shall reach
 LESSONS = (*GOALS, "words")  # all that are there
-CLIPS = {"gpt": 1.0}  # the norms to which `codecs` clips their gradients, unless told
+CLIPS = {"gpt": 1.0}  # the norms to which `codecs` and `local_steps` clip their gradients, unless told
 
 
 def _replayed() -> Tuple[str, ...]:
@@ -330,6 +332,22 @@ def codecs(options: Namespace) -> List[Configuration]:
     ]  # fmt: skip
 
 
+def local_steps(options: Namespace) -> List[Configuration]:
+    return [
+        _configuration(
+            options, model, f"{count} workers", compute_s=None, hosts=count, clip=options.clip or CLIPS.get(model)
+        )
+        for model in options.models
+        for count in options.hosts
+    ]  # fmt: skip
+
+
+def _every_period() -> str:
+    """Stores: all in each step, and local steps by their number and codec."""
+    codecs_ = ("", "_int8", "_int4")
+    return ",".join(["p3_torch", *(name + codec for name in names("local") for codec in codecs_)])
+
+
 def _every_codec() -> str:
     """Stores: exact training, DDP's hooks, and P3 with each codec that is for any optimizer; 2bit with a threshold of
     about what an element of a gradient of norm 1 has."""
@@ -576,6 +594,19 @@ EXPERIMENTS: Tuple[Experiment, ...] = (
         agreement=lambda configuration, repeat, store: (configuration, repeat, store.compression and store.name),
         tables=(tables.losses_of_seeds,),
         figure=views.Figure("losses", "Loss with and without compression"),
+    ),
+    Experiment(
+        "local_steps", "what local steps cost in learning: the loss of held out data after as many steps, by workers, "
+        "steps between two exchanges, and codec; a seed for each repeat",
+        local_steps,
+        {"models": "gpt", "stores": _every_period, "hosts": "2,4", "rate": "1000mbit", "compute": None, "shrink": 0.3,
+         "iterations": 300, "warmup": 0, "optimizer": "sgd"},
+        options=("models", "clip", "slice_elements", "stores", "size", *_PLACE, *_COURSE), several=("hosts",),
+        stores=lambda: names("torch", "local"), models=LESSONS, megabytes=3, computation=LOCAL_LESSON,
+        agreement=lambda configuration, repeat, store: (
+            configuration, repeat, None if store.trains_exactly else store.name
+        ),
+        tables=(tables.of_local_steps,),
     ),
     Experiment(
         "accuracy", "test accuracy of a real residual net against epochs and seconds, a seed for each repeat (Fig. 11)",

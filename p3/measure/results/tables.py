@@ -18,7 +18,7 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from p3.measure.jobs import stores
 from p3.measure.planning.verdict import RANKED_APART, Judged, Verdict, verdict
-from p3.measure.results import accuracies, curves, seeds
+from p3.measure.results import accuracies, curves, endings, seeds
 from p3.measure.results.records import Configuration, Nic, Results, unique
 from p3.measure.results.summaries import (
     FAR_FROM_BOUND, IDLE_SHARE, PAPER_SPEEDUPS, Spread, Summary, comparable, idle_share, mean, mean_difference,
@@ -498,6 +498,55 @@ def _losses(one: Summary, band: Optional[seeds.Band], base: Optional[seeds.Band]
         _or_dash(band.loss_at(least_s), "{:.3f}".format), _or_dash(band.accuracy_at(least_s), "{:.1%}".format),
         _time(one.store, by_store), _cpu(one.store, by_store), "%d" % len(band.finals),
     ]  # fmt: skip
+
+
+def of_local_steps(results: Results) -> List[Table]:
+    """A table for each training: a row for each number of steps between two exchanges, outer momentum and codec, and of
+    each number of workers what it ends with, beside training in step."""
+    found: Dict[Configuration, Dict[Tuple[str, int], endings.Ending]] = {}
+    for one in endings.endings(results.runs):
+        place = replace(comparable(one.configuration), hosts=1, workers=1, servers=1)
+        found.setdefault(place, {})[one.configuration.store, one.configuration.hosts] = one
+    made = []
+    for place, here in found.items():
+        counts, shown = unique(count for _, count in here), sorted({name for name, _ in here}, key=stores.rank)
+        base = next((name for name in shown if stores.named(name).trains_exactly), None)
+        rows = [
+            [*_course(name), *(cell for count in counts for cell in _ends(here, name, base, count))] for name in shown
+        ]
+        of_each = ("loss, %d workers", "against every step, %d workers", "MB of a card, %d workers")
+        head = ["exchange every", "codec", "outer momentum", *(name % count for count in counts for name in of_each)]
+        steps = " or ".join(map(str, sorted({one.steps for one in here.values()})))
+        title = "%s: %s" % (_name(results), setting(place, ("model", "rate", "delay", "clip")))
+        made.append(Table(title, [head, *rows], [_ENDINGS_NOTE % steps, *_failures(summarise(results.runs))]))
+    return made
+
+
+_ENDINGS_NOTE = (
+    "Loss of what no batch has, after %s steps, with the weights that all workers have then: mean (least..greatest) "
+    "over the seeds. Against every step: seed by seed, exact training of as many workers. MB: what a card sends in a "
+    "step, in the mean, by formula."
+)
+
+
+def _course(name: str) -> List[str]:
+    store = stores.named(name)
+    momentum = (store.outer_momentum or "0.9") if store.is_local else "-"
+    return ["%d" % store.every, "-" if store.compression is None else str(store.compression), momentum]
+
+
+def _ends(
+    here: Mapping[Tuple[str, int], endings.Ending], name: str, base: Optional[str], count: int
+) -> List[str]:
+    one, exact = here.get((name, count)), here.get((base, count))
+    if one is None:
+        return ["-", "-", "-"]
+    above = one.above(exact) if exact not in (None, one) else None
+    return [
+        "%.3f (%.3f..%.3f)" % mean(one.losses.values()),
+        _or_dash(above, lambda shares: "%+.1f%% (%+.1f..%+.1f)" % tuple(100 * one for one in shares)),
+        _or_dash(one.card_bytes, _megabytes),
+    ]
 
 
 def _percent(shares: Sequence[float]) -> str:

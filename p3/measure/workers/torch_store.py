@@ -1,10 +1,11 @@
 """How a worker joins a store of torch's and leaves it.
 
 Stores: `p3_torch`, `p3_torch:4` with a staleness of 4, `p3_local:30` with local steps and an exchange every 30 (six
-fragments at most, merged two steps behind their exchange's begin), and `ddp:25` for DistributedDataParallel on Gloo
-with buckets of 25 MB. DDP gets what its documentation advises: gradient_as_bucket_view and static_graph. `alone` is
-rank RANK of WORLD_SIZE, and computes as the others do, but talks to nobody. With a plus and a compression
-(p3/measure/compressions.py): p3_torch+int8, ddp:25+fp16, which takes one of torch's communication hooks.
+fragments at most, merged two steps behind their exchange's begin), `p3_local:30:0.5` with an outer momentum of 0.5
+besides, and `ddp:25` for DistributedDataParallel on Gloo with buckets of 25 MB. DDP gets what its documentation
+advises: gradient_as_bucket_view and static_graph. `alone` is rank RANK of WORLD_SIZE, and computes as the others do,
+but talks to nobody. With a plus and a compression (p3/measure/compressions.py): p3_torch+int8, ddp:25+fp16, which takes
+one of torch's communication hooks.
 
 PowerSGD needs all gradients in one bucket: its hook waits, in a thread of Gloo's, for what another one of these must
 do, and there are two.
@@ -17,7 +18,7 @@ import argparse
 import math
 import os
 import sys
-from typing import Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 from torch import nn
@@ -61,10 +62,10 @@ def distribute(
     if is_local(store):
         import p3.torch
 
-        every = int(_parts(store)[1])
+        every, _, momentum = _parts(store)[1].partition(":")
         p3.torch.LocalSteps(
-            optimizer, net, every=every, fragments=min(every, _FRAGMENTS), delay=min(every - 1, _DELAY),
-            codec=None if encoded is None else encoded.of_torch,
+            optimizer, net, every=int(every), fragments=min(int(every), _FRAGMENTS), delay=min(int(every) - 1, _DELAY),
+            codec=None if encoded is None else encoded.of_torch, outer=_outer(momentum),
         )  # fmt: skip
         return p3.torch.rank(), p3.torch.size(), net
     if is_p3(store):
@@ -87,6 +88,11 @@ def distribute(
     if encoded is not None:
         net.register_comm_hook(*_hook(encoded.up))
     return torch.distributed.get_rank(), torch.distributed.get_world_size(), net
+
+
+def _outer(momentum: str) -> Optional[Dict[str, Any]]:
+    """Nesterov's wants some."""
+    return {"momentum": float(momentum), "nesterov": float(momentum) > 0} if momentum else None
 
 
 def clip_as_usual(store: str, net: nn.Module, max_norm: Optional[float]) -> None:
