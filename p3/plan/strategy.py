@@ -32,7 +32,8 @@ _MOST_ELEMENTS = 1 << 28  # of a slice
 _MOST_PARTITIONS = 1 << 20  # as P3_PARTITIONS
 _MOST_BYTES = 64 << 20  # of a file
 _MOST_BYTES_TOLD = 4 << 20  # of what every worker is told of it, which may take twice as many in a message
-_ROUTES = ("dense", "rows", "factors")
+FACTORS = "factors"
+_ROUTES = ("dense", "rows", FACTORS)
 _SHOWN_KEYS = 8  # of those that there are
 
 
@@ -117,7 +118,7 @@ class Strategy(NamedTuple):
 
     def require_no_factors(self, name: Name) -> None:
         """ConfigError if a key that is of no layer that may send factors has an entry of its own for them."""
-        if self.keys.get(str(name), Cut()).route == "factors":
+        if self.keys.get(str(name), Cut()).route == FACTORS:
             raise ConfigError(
                 "%s has the route 'factors' for key %r, which is of no layer that may send them: call p3.factors or "
                 "p3.torch.factors for it, or take the route out of that entry" % (self._file, name)

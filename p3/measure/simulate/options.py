@@ -182,8 +182,8 @@ def _strategy(path: str) -> strategies.Strategy:
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     for cut in (loaded.default, *loaded.keys.values()):
-        if cut.route == "factors" or cut.staleness:
-            what = "route 'factors'" if cut.route == "factors" else "staleness"
+        if cut.route == strategies.FACTORS or cut.staleness:
+            what = f"route {cut.route!r}" if cut.route == strategies.FACTORS else "staleness"
             raise argparse.ArgumentTypeError(
                 f"the strategy {path} has {what}, of which the simulator knows nothing: leave that out"
             )
