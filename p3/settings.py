@@ -236,7 +236,7 @@ class Settings:
         "P3_LOCAL_AGGREGATION", True, _flag,
         "`1`: the workers of a machine add up their gradients before they leave it, and one copy of each value comes "
         "back. `0`: each pushes on its own; the bits are the same, but where gradients are compressed. Leave it alone; "
-        "`P3_ON_WORKER_LOSS=wait` turns it off.",
+        "`P3_ON_WORKER_LOSS=wait` or `continue`, and `P3_ON_SERVER_LOSS=continue`, turn it off.",
         common=True,
     )
 
