@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import logging
 import math
-from typing import Any, Callable, Deque, Dict, Hashable, Optional, Sequence
+from typing import Any, Callable, Deque, Dict, Hashable, Iterable, List, Optional, Sequence
 
 from p3.codecs import LOW_RANK
 from p3.errors import ConfigError
@@ -32,6 +32,10 @@ _WORTH = 0.97  # of the present plan's predicted time: what gains less changes n
 _MBIT = 1e6 / 8
 
 
+def planned_for(keys: Iterable[Key]) -> List[Key]:
+    return [key for key in keys if not key.sparse and key.factors is None]
+
+
 class Plans:
     """Of one trainer's stores. Threads: the script's, one at a time."""
 
@@ -41,7 +45,7 @@ class Plans:
         order of the forward pass. `change`: rests, and then has all go over to a strategy; None: to the first worker's,
         which this one does not know."""
         self._session, self._change = session, change
-        self._keys = [key for key in keys if not key.sparse and key.factors is None]
+        self._keys = planned_for(keys)
         self._places = len(session.placement.workers)
         self._steps = Steps(session, store, tells=1 + self._places, name="plans")
         self._counted: Deque[Count] = collections.deque()  # not looked at yet
@@ -129,7 +133,7 @@ class Plans:
                 return
             self._planner = None
             found = strategies.parse(answer["strategy"], "made while the job trains")
-        except (RuntimeError, ConfigError) as error:
+        except (RuntimeError, ConfigError, ValueError) as error:  # what it has said may be no JSON
             self._planner = None
             self._say_none(str(error))
             return

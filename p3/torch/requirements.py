@@ -24,6 +24,18 @@ def require_model(model: Any, of: str = "DistributedOptimizer") -> None:
         within = ", or where its group is a site call p3.torch.site(group) before" * (of == "LocalSteps")
         raise ValueError("the model is wrapped in DistributedDataParallel, whose place P3 takes: pass the model "
                          "itself%s" % within)  # fmt: skip
+    for name, module in model.named_modules():
+        if of != "LocalSteps" and getattr(module, "max_norm", None) is not None and _is_trained_embedding(module):
+            raise ValueError(
+                "module %r is an %s with max_norm, which writes to its weight in the forward pass, on each worker to the "
+                "rows of its own batch: the workers' weights would drift apart. Leave max_norm out; to bound the rows, "
+                "scale those of the whole weight between optimizer.synchronize() and optimizer.broadcast()"
+                % (name, type(module).__name__)
+            )
+
+
+def _is_trained_embedding(module: torch.nn.Module) -> bool:
+    return isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.weight.requires_grad
 
 
 def require_norm(value: Any, name: str) -> None:

@@ -161,3 +161,24 @@ def test_alone_there_is_nothing_to_plan(model, monkeypatch):
         optimizer.change_strategy({"version": 1, "keys": {"absent": {"slice": 7}}})
     with pytest.raises(ConfigError, match='"auto" is of p3.torch.DistributedOptimizer alone'):
         optimizer.change_strategy("auto")
+
+
+ROWS = """
+import torch, p3.torch
+from torch import nn
+rows, dense = nn.ModuleList(nn.Embedding(50, 4, sparse=True) for _ in range(2)), nn.Linear(4, 1)
+first = p3.torch.DistributedOptimizer(torch.optim.SparseAdam(list(rows.parameters())), rows)
+second = p3.torch.DistributedOptimizer(torch.optim.SGD(dense.parameters(), lr=0.1), dense)
+assert first._p3._plans is None and second._p3._plans is not None
+for _ in range(4):
+    dense(sum(one(torch.arange(3)) for one in rows)).sum().backward()
+    for one in (first, second):
+        one.step()
+        one.zero_grad()
+p3.torch.barrier()
+"""
+
+
+def test_nothing_is_planned_for_an_optimizer_of_rows_alone(start_job):
+    ended = start_job(ROWS, 2, 2, {"P3_STRATEGY": "auto"}).wait(60)
+    assert ended.code == 0, ended

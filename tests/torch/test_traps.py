@@ -612,3 +612,49 @@ def test_join_is_refused_where_the_script_may_have_changed_mean_gradients(model,
     optimizer.step()
     with pytest.raises(ValueError, match=r"join\(\) and mean gradients that the script sees .*max_grad_norm="):
         optimizer.join()
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_embeddings_that_write_to_their_weight_in_the_forward_pass_are_refused(kind):
+    model = nn.Sequential(kind(10, 3, max_norm=1.0), nn.Linear(3, 1))
+    with pytest.raises(ValueError, match=f"module '0' is an {kind.__name__} with max_norm, which writes to its weight"):
+        p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    model[0].weight.requires_grad_(False)
+    p3.torch.DistributedOptimizer(torch.optim.SGD(model[1].parameters(), lr=0.1), model)
+
+
+class StepsByOtherMethods(torch.optim.Optimizer):
+    """As SAM: an optimizer of its own takes the steps."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+        self.base = torch.optim.SGD(self.param_groups, lr=0.1)
+
+    def first_step(self):
+        self.base.step()
+
+    step = None
+
+
+@pytest.mark.parametrize("steps", [9, 10])
+def test_steps_by_other_methods_are_told_of(steps, caplog):
+    model = nn.Linear(4, 1)
+    optimizer = p3.torch.DistributedOptimizer(StepsByOtherMethods(model.parameters()), model, synchronous=True)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        backward(model)
+        optimizer.first_step()
+    optimizer.zero_grad()
+    told = [one.getMessage() for one in caplog.records if "step() was never called" in one.getMessage()]
+    assert len(told) == (steps == 10)
+
+
+def test_gradients_that_a_step_follows_are_dropped_without_a_word(caplog):
+    model = nn.Linear(4, 1)
+    optimizer = p3.torch.DistributedOptimizer(sgd(model), model)
+    for number in range(12):
+        backward(model)
+        optimizer.zero_grad()
+        if number % 2 == 1:
+            step(model, optimizer)
+    assert "never called" not in caplog.text

@@ -66,7 +66,7 @@ class Global(KeyRounds):
     def caught_up(self, local: np.ndarray) -> np.ndarray:
         """The local weight to be behind an exchange that was late: the global one, and what this worker has learned
         since it sent. What it had learned before is on the servers, and comes with a later value."""
-        return self.landing + (local - self._local)
+        return np.asarray(self.landing + (local - self._local))  # of no dimensions that is a number
 
     def stand_aside(self) -> None:
         """With a quorum: this worker pushes no more until all stand aside, and then has the value that all have. Waits

@@ -19,7 +19,7 @@ import torch
 from p3.frontend import partitions, snapshots
 from p3.frontend.compression import Compression
 from p3.frontend.order import Order
-from p3.frontend.plans import Plans
+from p3.frontend.plans import Plans, planned_for
 from p3.frontend.steps import Count
 from p3.plan import choices, combinations
 from p3.plan.strategy import Strategy
@@ -46,6 +46,9 @@ from p3.worker.key import Key
 
 log = logging.getLogger("p3.torch")
 
+_MANY_DROPPED = 10
+
+
 class Rounds(job.Held, snapshots.Trainer):
     """What stands between one optimizer and the job."""
 
@@ -65,6 +68,7 @@ class Rounds(job.Held, snapshots.Trainer):
         self._optimizer, self._kind, self._models = optimizer, type(optimizer), models
         self._is_as_ddp, self._advice = False, advice.OF_SCRIPTS
         self._is_paused = self._has_begun = False
+        self._dropped = 0  # times that the script has dropped gradients before it had a step
         self._is_counted = False  # the step under way, with all of its rounds
         self._factor: Optional[float] = None  # of the round's gradients; None: none of them has left
         self._descriptions: List[Optional[dict]] = [None] * len(optimizer.param_groups)  # the servers have them
@@ -92,8 +96,8 @@ class Rounds(job.Held, snapshots.Trainer):
                                 self._watched_gradients)  # fmt: skip
         self._weights = Weights(session, self._control.steps, self._count_step)
         self._plans: Optional[Plans] = None
-        if plans and session.num_servers > 1:
-            keys = [parameter.key for parameter in self._parameters.values()]
+        keys = [parameter.key for parameter in self._parameters.values()]
+        if plans and session.num_servers > 1 and planned_for(keys):
             self._plans = Plans(session, self._control.store, keys, self._go_over)
         for model in models:
             self._undo += [
@@ -519,6 +523,8 @@ class Rounds(job.Held, snapshots.Trainer):
     def zero_grad(self, zero_grad: Callable[[bool], None], set_to_none: bool,
                   parameters: Optional[Iterable[Parameter]] = None) -> None:  # fmt: skip
         """`zero_grad()` of torch's, and what it means to the gradients of `parameters` that have left; None: of all."""
+        if not self._has_begun and any(one.fires > 0 for one in self._parameters.values()):
+            self._note_dropped()
         with pending.untouched(), self._watched_gradients.paused():
             zero_grad(set_to_none)
         for parameter in self._parameters.values() if parameters is None else parameters:
@@ -527,6 +533,16 @@ class Rounds(job.Held, snapshots.Trainer):
                 parameter.forget_gradient()
         if not self._has_gradients:
             self._watched_gradients.end()
+
+    def _note_dropped(self) -> None:
+        self._dropped += 1
+        if self._dropped == _MANY_DROPPED and self._session.is_first:
+            log.warning(
+                "%s: %s.zero_grad() has dropped gradients %d times, and step() was never called. P3 shares what step() "
+                "does: with an optimizer that steps by other methods, as SAM's first_step() and second_step(), each "
+                "worker trains by itself",
+                self._session.label, self._kind.__name__, self._dropped,
+            )  # fmt: skip
 
     def parameters_of(self, model: torch.nn.Module) -> List[Parameter]:
         return [self._parameters[tensor] for tensor in model.parameters() if tensor in self._parameters]
