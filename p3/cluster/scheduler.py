@@ -492,7 +492,7 @@ class Scheduler:
         """RendezvousError if it was none of the job's nodes, or is here already."""
         entry = self._roster.find(join["role"], join["back"]["rank"]) if self._agreement is not None else None
         is_known = entry is not None and dict(entry.join, back=join["back"]) == join
-        if is_known and entry.gone and entry.left:
+        if is_known and entry.gone and (entry.left or entry.node.role == "server"):  # about to be given up
             raise RendezvousError("%s was not heard of for too long, and the job has gone on without it" % entry)
         if not is_known or entry.stream is not None or entry.left:
             raise RendezvousError("a %s wants to come back that nobody misses" % join["role"])
@@ -649,7 +649,7 @@ class Scheduler:
             asyncio.get_running_loop().call_later(_SECOND_LOOK_S, self._depart_server, entry, text)
 
     def _depart_server(self, entry: Entry, text: str) -> None:
-        if self._end.done():
+        if self._end.done() or entry.left:  # given up as absent, too, while this was to be settled
             return
         self._write_down(entry.node, {"kind": "server_departed"})
         self._let_server_go(entry, text)

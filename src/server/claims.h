@@ -63,6 +63,16 @@ class Claims {
   // Nobody waits for it any more; what it has claimed counts.
   std::optional<Task> take_held(int worker) { return std::exchange(held_[index_of(worker)], std::nullopt); }
 
+  // The frame that is held of it; null: none.
+  const Header* held(int worker) const {
+    const auto& task = held_[index_of(worker)];
+    return task ? &task->header : nullptr;
+  }
+  // It came later than others, and has counted first values from its own on: it has had as many as they.
+  void count_first_values_as_best(int worker) {
+    if (has(worker) && inits_of_worker(worker) > 0) set_inits(*claimed_[index_of(worker)], inits_of(best_));
+  }
+
   // The latest that any worker has: no first value, if none has any.
   const Header& best() const { return best_; }
   const void* value() const { return value_.data(); }

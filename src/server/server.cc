@@ -290,9 +290,19 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
       if (!is_over(workers_[index_of(worker)]) && !shard.claims->has(worker)) return;
     const std::unique_ptr<Claims> claims = std::move(shard.claims);
     const Header& best = claims->best();
+    check_that_somebody_has(shard, *claims);
     shard.published = best.round;
+    std::vector<int> asks_first;  // who came later than others, and has not asked for a value of this key yet
     for (int worker = 0; worker < num_workers(); ++worker) {
-      const bool waits = !is_over(workers_[index_of(worker)]);  // who does not has all, whatever it has claimed
+      const WorkerState& state = workers_[index_of(worker)];
+      const bool waits = !is_over(state);  // who does not has all, whatever it has claimed
+      if (waits && state.incarnation > 1) {
+        claims->count_first_values_as_best(worker);
+        if (claims->inits_of_worker(worker) == 0 && best.round > 0) {
+          asks_first.push_back(worker);
+          continue;
+        }
+      }
       const uint64_t landed = waits ? claims->round_of(worker) : best.round;
       const uint32_t inits = waits ? claims->inits_of_worker(worker) : inits_of(best);
       if (landed < best.round && inits > 0 && inits < inits_of(best))
@@ -306,12 +316,32 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
       if (!shard.turns.go_on_behind(worker, landed, inits, best.round, inits_of(best) > 0))
         refuse(van_of(worker), best, "of a later round than another worker can have missed");
     }
-    where_summed(shard.thread, [&] { shard.take_over(*claims); });
+    for (int worker : asks_first) {
+      shard.turns.admit(worker, best.round);
+      shard.turns.replace(worker);
+    }
+    where_summed(shard.thread, [&] {
+      shard.take_over(*claims);
+      for (int worker : asks_first) shard.lose(worker, workers_[index_of(worker)].incarnation - 1, best.round);
+    });
     for (int worker = 0; worker < num_workers(); ++worker)
       if (auto held = claims->take_held(worker)) {
         if (!shard.turns.is_behind(worker)) check_that_nobody_left(shard, worker, held->header);
         take(std::move(*held));
       }
+  }
+
+  // Of a value that only a worker had given that is lost as well, and whose place the one has taken that asks for it.
+  void check_that_somebody_has(const Shard& shard, const Claims& claims) const {
+    const int first = shard.key.first();
+    const Header* const asks = claims.held(first);
+    if (asks == nullptr || asks->kind != FrameKind::kInit || workers_[index_of(first)].incarnation > 1) return;
+    if (static_cast<Encoding>(asks->encoding) != Encoding::kAbsent) return;
+    if (claims.inits_of_worker(first) < inits_of(claims.best())) return;
+    throw Error(ErrorKind::kPeerLost,
+                label + ": a server was lost, and with it the worker that had given key '" + shard.key.name +
+                    "' its value, which has come to nobody else. Let the job start again: p3 run --restarts.",
+                {{}, shard.key.name, claims.best().round});
   }
 
   // --- it is worked on: the receiver or a summing thread -----------------------------------------------------------

@@ -109,7 +109,7 @@ class Worker::Impl final : public Transport::Handler, public WayHost {
   // Written by the receiver thread with the lock held, from start() on. Several servers have one, if that is an heir.
   std::vector<int> van_of_server_;
   std::vector<bool> is_lost_ P3_GUARDED_BY(mutex_);  // by server: until it has an heir
-  BufferPool claims_;                                // what is told to heirs
+  BufferPool claims_{/*reuses=*/false};              // what is told to heirs
   LentBuffers lent_claims_;                          // receiver thread
 
   int leader_van_ = -1;   // to the leader of this machine, if that is another worker

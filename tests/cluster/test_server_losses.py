@@ -138,6 +138,26 @@ def test_a_worker_that_reaches_no_server_any_more_is_lost_itself(lost):
     play(test)
 
 
+def test_a_server_that_is_given_up_for_two_reasons_departs_once():
+    """It is lost, which is settled in a moment; before that it is given up as one that did not come back."""
+
+    async def test(job):
+        errors, settled = [], asyncio.Event()
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context))
+        entry = job.scheduler._roster.find("server", 1)
+        job.scheduler._lose_server(entry, "Server 1 is lost.")
+        job.scheduler._depart_server(entry, "Server 1 did not come back.")
+        asyncio.get_running_loop().call_later(scheduler._SECOND_LOOK_S, settled.set)
+        assert (await heard(job.servers[2], "inherit"))["rank"] == 1
+        job.servers[2].send({"kind": "inherited", "rank": 1})
+        for one in job.workers:
+            assert (await heard(one, "server_departed"))["rank"] == 1
+        await settled.wait()
+        assert errors == []
+
+    play(test)
+
+
 @pytest.mark.parametrize("stuck", [{1}, {0, 1, 2}])
 def test_a_server_that_does_not_end_behind_the_last_worker_costs_no_job_that_goes_on_without_it(stuck):
     """As one that is frozen then: whether its silence, or that it does not end, is noticed first, is chance."""

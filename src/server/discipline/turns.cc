@@ -206,6 +206,7 @@ void Turns::admit(int worker, uint64_t published) {
   inits_[index_of(worker)] =
       has_begun() ? inits_[index_of(key_.first())] : 0;  // it will ask for the value that is there
   catches_up_[index_of(worker)] = false;
+  if (!behind_.empty()) behind_[index_of(worker)] = false;  // as its predecessor may have been
 }
 
 void Turns::replace(int worker) {

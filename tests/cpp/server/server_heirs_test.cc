@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <memory>
 #include <random>
 #include <string>
 #include <tuple>
@@ -86,6 +87,12 @@ struct HeirsJob {
     return value;
   }
   std::string failure() { return failure_of(server); }
+  // Another process of that rank.
+  void replace(int worker) {
+    const auto [ours, its] = unix_pair();
+    peer(worker) = RawPeer(ours);
+    server.replace_worker(worker, stream_of(its));
+  }
 
   std::vector<RawPeer> workers;
   const std::unique_ptr<Server> owned;
@@ -241,14 +248,120 @@ TEST_P(Heirs, HaveWhoIsAdmittedBehindAllClaims) {
   job.claim(0, 3, {1, 2});
   EXPECT_TRUE(eventually([&] { return !job.server.awaits_claims(); }));
   EXPECT_EQ(job.server.admit_worker(1), "");
-  const auto [ours, its] = unix_pair();
-  job.workers[1] = RawPeer(ours);
-  job.server.replace_worker(1, stream_of(its));
+  job.replace(1);
   job.peer(1).send(HeirsJob::header(FrameKind::kInit, 0, 0));
   EXPECT_EQ(job.receive(1, 3), Floats({1, 2}));
   job.push(0, 4, {1, 1});
   job.push(1, 4, {2, 2});
   for (int worker : {0, 1}) EXPECT_EQ(job.receive(worker, 4), Floats({3, 3}));
+}
+
+// A job of so many workers, of which the last has departed, and another process has its rank.
+std::unique_ptr<HeirsJob> job_with_one_that_came_later(int num_workers, ServerOptions made) {
+  made.outlives_workers = true;
+  made.local_aggregation = false;
+  auto job = std::make_unique<HeirsJob>(num_workers, std::move(made));
+  const int last = num_workers - 1;
+  job->server.dismiss_worker(last);
+  EXPECT_EQ(job->server.admit_worker(last), "");
+  job->replace(last);
+  job->define();
+  job->server.inherit(kLost);
+  return job;
+}
+
+TEST_P(Heirs, GiveTheValueToWhoCameLaterAndAsksForItLastOfAll) {
+  for (bool asks_before : {false, true}) {
+    const auto job = job_with_one_that_came_later(3, with());
+    if (asks_before) job->peer(2).send(HeirsJob::header(FrameKind::kInit, 0, 0));
+    job->claim(0, 3, {1, 2});
+    job->claim(1, 3, {1, 2});
+    if (!asks_before) {
+      job->claim<float>(2, 0, {}, kNoKey);
+      EXPECT_TRUE(eventually([&] { return !job->server.awaits_claims(); }));
+      job->peer(2).send(HeirsJob::header(FrameKind::kInit, 0, 0));
+    }
+    EXPECT_EQ(job->receive(2, 3), Floats({1, 2}));
+    for (int worker : {0, 1, 2}) job->push(worker, 4, {1, 1});
+    for (int worker : {0, 1, 2}) EXPECT_EQ(job->receive(worker, 4), Floats({3, 3}));
+  }
+}
+
+TEST_P(Heirs, CountFirstValuesOfWhoCameLaterAsOthersDo) {
+  const auto job = job_with_one_that_came_later(2, with());
+  job->claim(0, 4, {1, 2}, kKey, Claimed::kValue, 2);
+  job->claim(1, 3, {7, 7}, kKey, Claimed::kValue, 1);
+  job->push(1, 4, {5, 5});
+  EXPECT_EQ(job->receive(1, 4), Floats({1, 2}));
+  for (int worker : {0, 1}) job->push(worker, 5, {1, 1});
+  for (int worker : {0, 1}) EXPECT_EQ(job->receive(worker, 5), Floats({2, 2}));
+  job->server.dismiss_worker(0);
+  job->push(1, 6, {4, 4});
+  EXPECT_EQ(job->receive(1, 6), Floats({4, 4}));
+}
+
+TEST_P(Heirs, AdmitInThePlaceOfWhoDepartedARoundBehind) {
+  ServerOptions made = with();
+  made.outlives_workers = true;
+  made.local_aggregation = false;
+  HeirsJob job(3, std::move(made));
+  job.define();
+  job.server.inherit(kLost);
+  job.claim(0, 4, {1, 2});
+  job.claim(1, 4, {1, 2});
+  job.claim(2, 3, {7, 7});
+  EXPECT_TRUE(eventually([&] { return !job.server.awaits_claims(); }));
+  job.server.dismiss_worker(2);
+  for (int worker : {0, 1}) job.push(worker, 5, {1, 1});
+  for (int worker : {0, 1}) EXPECT_EQ(job.receive(worker, 5), Floats({2, 2}));
+  EXPECT_EQ(job.server.admit_worker(2), "");
+  job.replace(2);
+  job.peer(2).send(HeirsJob::header(FrameKind::kInit, 0, 0));
+  EXPECT_EQ(job.receive(2, 5), Floats({2, 2}));
+  for (int worker : {0, 1, 2}) job.push(worker, 6, {1, 1});
+  for (int worker : {0, 1, 2}) EXPECT_EQ(job.receive(worker, 6), Floats({3, 3}));
+}
+
+TEST_P(Heirs, GiveNobodyAValueThatIsLostWithItsGiver) {
+  for (bool departs_first : {false, true})
+    for (uint64_t round : {0u, 4u}) {
+      ServerOptions made = with();
+      made.outlives_workers = true;
+      made.local_aggregation = false;
+      HeirsJob job(3, std::move(made));
+      job.define();
+      job.define(2);
+      job.server.inherit(kLost);
+      if (departs_first) job.server.dismiss_worker(0);
+      for (int worker : {1, 2}) {
+        if (round > 0) job.claim(worker, round, {1, 2});
+        job.peer(worker).send(HeirsJob::header(FrameKind::kInit, round, 0));  // of a new value, behind a round
+      }
+      if (!departs_first) {
+        for (int worker : {0, 1, 2}) job.claim(worker, 4, {1, 1}, 2);  // a round of another key: all else has come, too
+        const float gradient[] = {1, 1};
+        for (int worker : {0, 1, 2})
+          job.peer(worker).send(HeirsJob::header(FrameKind::kPush, 5, sizeof gradient, 2), gradient);
+        for (int worker : {0, 1, 2}) EXPECT_EQ(job.receive(worker, 5), Floats({3, 3}));
+        job.server.dismiss_worker(0);
+      }
+      EXPECT_NE(job.failure().find("the worker that had given key 'key' its value"), std::string::npos);
+    }
+}
+
+TEST_P(Heirs, HaveTheFirstValueOfAGiverThatIsLostFromWhoHasIt) {
+  ServerOptions made = with();
+  made.outlives_workers = true;
+  made.local_aggregation = false;
+  HeirsJob job(3, std::move(made));
+  job.define();
+  job.server.inherit(kLost);
+  job.server.dismiss_worker(0);
+  job.peer(1).send(HeirsJob::header(FrameKind::kInit, 0, 0));
+  job.claim(2, 0, {3, 4});
+  EXPECT_EQ(job.receive(1, 0), Floats({3, 4}));
+  for (int worker : {1, 2}) job.push(worker, 1, {1, 1});
+  for (int worker : {1, 2}) EXPECT_EQ(job.receive(worker, 1), Floats({2, 2}));
 }
 
 TEST_P(Heirs, TellTheNormOfWhatWasSummedBeforeAndHere) {
