@@ -316,7 +316,8 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
       if (!shard.turns.go_on_behind(worker, landed, inits, best.round, inits_of(best) > 0))
         refuse(van_of(worker), best, "of a later round than another worker can have missed");
     }
-    for (int worker : asks_first) {
+    for (int worker : asks_first) {  // as if it had come now
+      shard.turns.go_on_behind(worker, best.round, inits_of(best), best.round, /*has_value=*/true);
       shard.turns.admit(worker, best.round);
       shard.turns.replace(worker);
     }
@@ -331,7 +332,8 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
       }
   }
 
-  // Of a value that only a worker had given that is lost as well, and whose place the one has taken that asks for it.
+  // The first worker asks for a value that nobody has who is left: who gave it is lost as well, or the lost server had
+  // loaded it.
   void check_that_somebody_has(const Shard& shard, const Claims& claims) const {
     const int first = shard.key.first();
     const Header* const asks = claims.held(first);
@@ -339,8 +341,10 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     if (static_cast<Encoding>(asks->encoding) != Encoding::kAbsent) return;
     if (claims.inits_of_worker(first) < inits_of(claims.best())) return;
     throw Error(ErrorKind::kPeerLost,
-                label + ": a server was lost, and with it the worker that had given key '" + shard.key.name +
-                    "' its value, which has come to nobody else. Let the job start again: p3 run --restarts.",
+                label + ": a server was lost, and with it a value of key '" + shard.key.name + "' that " +
+                    worker_label(first) +
+                    " asks for and nobody has: the worker that gave it is lost as well, or that server had loaded it "
+                    "from a snapshot. Let the job start again (p3 run --restarts).",
                 {{}, shard.key.name, claims.best().round});
   }
 
@@ -742,7 +746,11 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   void forget_held(Shard& shard, int worker) {
     if (shard.claims == nullptr) return;
     if (shard.claims->take_held(worker)) --shard.uses;
-    settle_if_complete(shard);
+    try {
+      settle_if_complete(shard);
+    } catch (const Error& error) {
+      transport_.fail(error);
+    }
   }
 
   static bool is_over(const WorkerState& worker) { return worker.has_left || worker.has_departed; }

@@ -345,7 +345,7 @@ TEST_P(Heirs, GiveNobodyAValueThatIsLostWithItsGiver) {
         for (int worker : {0, 1, 2}) EXPECT_EQ(job.receive(worker, 5), Floats({3, 3}));
         job.server.dismiss_worker(0);
       }
-      EXPECT_NE(job.failure().find("the worker that had given key 'key' its value"), std::string::npos);
+      EXPECT_NE(job.failure().find("with it a value of key 'key' that worker 1 (there) asks for"), std::string::npos);
     }
 }
 
