@@ -652,9 +652,9 @@ def test_steps_by_other_methods_are_told_of(steps, caplog):
 def test_gradients_that_a_step_follows_are_dropped_without_a_word(caplog):
     model = nn.Linear(4, 1)
     optimizer = p3.torch.DistributedOptimizer(sgd(model), model)
-    for number in range(12):
+    for _ in range(9):
         backward(model)
         optimizer.zero_grad()
-        if number % 2 == 1:
-            step(model, optimizer)
+    for _ in range(3):
+        step(model, optimizer)
     assert "never called" not in caplog.text
