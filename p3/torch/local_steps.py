@@ -61,8 +61,8 @@ def LocalSteps(  # a class to its users
 
     `outer`: the servers' optimizer, SGD: {"lr": 0.7, "momentum": 0.9, "nesterov": True}, of which any may be left out.
 
-    `codec`: "int4" or any other type of docs/compression.md but dgc and lowrank, both ways; or each its own, {"up": "int4", "down":
-    "int8"}. Parameters of one dimension come back exact.
+    `codec`: "int4" or any other type of docs/compression.md but dgc and lowrank, both ways; or each its own, {"up":
+    "int4", "down": "int8"}. Parameters of one dimension come back exact.
 
     `strategy`: as of DistributedOptimizer.
 

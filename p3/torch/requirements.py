@@ -27,9 +27,9 @@ def require_model(model: Any, of: str = "DistributedOptimizer") -> None:
     for name, module in model.named_modules():
         if of != "LocalSteps" and getattr(module, "max_norm", None) is not None and _is_trained_embedding(module):
             raise ValueError(
-                "module %r is an %s with max_norm, which writes to its weight in the forward pass, on each worker to the "
-                "rows of its own batch: the workers' weights would drift apart. Leave max_norm out; to bound the rows, "
-                "scale those of the whole weight between optimizer.synchronize() and optimizer.broadcast()"
+                "module %r is an %s with max_norm, which writes to its weight in the forward pass, on each worker to "
+                "the rows of its own batch: the workers' weights would drift apart. Leave max_norm out; to bound the "
+                "rows, scale those of the whole weight between optimizer.synchronize() and optimizer.broadcast()"
                 % (name, type(module).__name__)
             )
 
