@@ -176,6 +176,12 @@ class _Shared(InPlaceTrainer):
     def before_step(self):
         self.require_own_weights("a step")
         _require_no_scaler(self._trainer)
+        thawed = next((one.name for one in self._others if one.grad_req != "null"), None)
+        if thawed is not None:
+            raise RuntimeError(
+                "LocalSteps: parameter %s had grad_req='null' when LocalSteps was made, and would train on each worker "
+                "alone: call trainer.release(), and LocalSteps again" % thawed
+            )
 
     def broadcast(self):
         super().broadcast()
@@ -235,6 +241,10 @@ def _found(trainer):
         if one._stype != "default" or (one.grad_req != "null" and np.dtype(one.dtype).name not in _GLOBAL_TYPES):
             raise ValueError("LocalSteps: parameter %s is %s of %s; it can train dense ones of %s"
                              % (one.name, one._stype, np.dtype(one.dtype).name, ", ".join(_GLOBAL_TYPES)))  # fmt: skip
+        if trainer._optimizer.multi_precision and one.grad_req != "null" and np.dtype(one.dtype).name == "float16":
+            raise ValueError("LocalSteps: parameter %s is float16, and the optimizer, which has multi_precision=True, "
+                             "updates a copy in float32, which no exchange reaches: train in float32, or leave "
+                             "multi_precision out" % one.name)  # fmt: skip
     _require_no_scaler(trainer)
 
 

@@ -131,6 +131,7 @@ class Local:
             return None if found is None else found[place]
 
         for place, one in enumerate(self._optimizers):
+            self._ended_at.pop(one, None)  # the weights are its own again
             one._p3_local.take_own_part(functools.partial(of_one, place), of)
 
     def save_in(self, folder: Any, of: str) -> None:

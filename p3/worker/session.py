@@ -595,6 +595,10 @@ class Session(Control):
 
     def close(self) -> None:
         """See Control.close. What waits for other workers to leave waits here, while all threads still run."""
+        if self.entrance.is_on_trial and self._unusable is None and not self.has_ended:  # a goodbye is a member's
+            text = "the script ended before its first members(), with which it would have joined the job"
+            log.warning("%s: %s", self.label, text)
+            self.fail(text)
         is_known = self._failure_is_known
         with contextlib.suppress(P3Error):
             self.snapshots.finish()

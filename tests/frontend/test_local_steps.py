@@ -260,6 +260,7 @@ def test_arrays_of_any_shape_come_back_as_their_own_and_what_the_script_has_is_n
         for name, one in given.items():
             assert (arrays[name].shape, arrays[name].dtype) == (one.shape, one.dtype)
             assert arrays[name] is moved[name] or not np.shares_memory(arrays[name], moved[name])
+    steps.load_state_dict(steps.state_dict())
     assert steps.stats()["merges"] == 3 * 3 - 1  # the last one is under way
     assert steps.take_global().keys() == given.keys()
     assert all(np.array_equal(one, before) for one, before in seen)

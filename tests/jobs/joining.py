@@ -51,6 +51,8 @@ def main():
                 os.kill(os.getpid(), signal.SIGKILL)
             if dies == "frozen":
                 os.kill(os.getpid(), signal.SIGSTOP)
+            if dies == "ends":
+                return
             if dies == "late":
                 print("worker %d has what it was given" % rank, flush=True)
                 time.sleep(3)

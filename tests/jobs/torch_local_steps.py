@@ -336,6 +336,30 @@ def at_own_speed(codec, steps, *deaths):
     assert distance(model, wide()) > 0.05 and 0 <= stats["late"] <= stats["merges"], stats
 
 
+def broadcasts_what_it_loads(*quorum):
+    """Other weights, while a fragment is under way. Without dimensions, too."""
+    model, other = made(), made(width=12)
+    for one in (model, other):
+        one.register_parameter("scale", nn.Parameter(torch.tensor(1.0)))
+    with torch.no_grad():
+        for weights in other.parameters():
+            weights.add_(3.0)
+    given = dict(zip(("quorum", "grace"), (int(quorum[0]), float(quorum[1])))) if quorum else {}
+    optimizer = p3.torch.LocalSteps(OPTIMIZERS["sgd"](model.parameters()), model, every=2, delay=1, **given)
+    for step in range(2):
+        take(model, optimizer, RANK, step)
+    assert optimizer.stats()["under_way"] == 1
+    model.load_state_dict(other.state_dict())
+    optimizer.broadcast()
+    assert has_bits_of(model, other)
+    with optimizer.global_weights():
+        assert has_bits_of(model, other)
+    for step in range(2, 6):
+        take(model, optimizer, RANK, step)
+    optimizer.take_global()
+    print("worker %d has what was loaded" % RANK)
+
+
 def takes_the_global_weights():
     """Without a delay and with an alpha of 0 a merged fragment is the global one, to the bit, on all workers."""
     model = made()
@@ -602,13 +626,14 @@ def waits_at_the_deadline(folder):
     print("worker %d has waited" % RANK)
 
 
-def differs():
-    """Worker 1 is given another schedule; then all are told, and begin again."""
+def differs(what):
+    """Worker 1 is given another schedule, or rate; then all are told, and begin again."""
     session, model = job.current(), made()
     former = p3.torch.LocalSteps(OPTIMIZERS["adamw"](model.parameters()), model, every=3)
     plain = OPTIMIZERS["sgd"](model.parameters())
     try:
-        p3.torch.LocalSteps(plain, model, every=4 + RANK)
+        given = {"every": 4 + RANK} if what == "every" else {"every": 4, "outer": {"lr": 0.75 - 0.25 * RANK}}
+        p3.torch.LocalSteps(plain, model, **given)
     except ValueError as error:
         print(error, flush=True)
     take(model, former, RANK, 0)

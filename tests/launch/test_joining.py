@@ -25,7 +25,7 @@ def test_two_join_at_once_and_the_weights_are_those_of_means_over_who_is_there(t
     require_right(tmp_path, said, lambda step: [1, 3] if 3 <= step < 10 else [0, 1, 2, 3], 4)
 
 
-@pytest.mark.parametrize("dies", ["trial", "frozen"])
+@pytest.mark.parametrize("dies", ["trial", "frozen", "ends"])
 def test_one_that_dies_while_it_joins_leaves_the_job_as_it_was_and_the_next_one_joins(tmp_path, processes, dies):
     run = start(tmp_path, processes, 2, [(1, 3)], [10, 15], P3_TIMEOUT_S="2")
     said = run.read_until("The others go on without it", "waits for go-10")

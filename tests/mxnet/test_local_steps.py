@@ -67,11 +67,12 @@ def made():
     """LocalSteps of a small net, with what it is given."""
     made = []
 
-    def make(kvstore=None, shape=4, change=lambda net: None, **given):
+    def make(kvstore=None, shape=4, change=lambda net: None, with_master=False, **given):
         net = gluon.nn.Dense(3, in_units=shape)
         net.initialize()
         change(net)
-        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=kvstore)
+        numbers = {"learning_rate": 0.1, "multi_precision": with_master}
+        trainer = gluon.Trainer(net.collect_params(), "sgd", numbers, kvstore=kvstore)
         made.append(p3.mxnet.LocalSteps(trainer, **{"every": 2, **given}))
         return net, made[-1]
 
@@ -124,12 +125,21 @@ def test_half_precision_has_a_global_value_of_float32(made):
     ({"kvstore": "p3_sync"}, "local steps and a store of MXNet .kvstore='p3_sync'. exclude .*kvstore=None"),
     ({"kvstore": "dist_sync"}, "local steps and a store of MXNet .kvstore='dist_sync'. exclude .*kvstore=None"),
     ({"shape": 0}, "dense\\d+_weight has no shape yet, or no value: .*forward pass before"),
+    ({"change": lambda net: net.cast("float16"), "with_master": True}, "is float16, and the optimizer, .*float32"),
     ({"change": lambda net: net.cast("int32")}, "dense\\d+_(weight|bias) is default of int32"),
     ({"change": lambda net: net.collect_params().reset_ctx([mx.cpu(0), mx.cpu(1)])}, "on 2 devices: start a worker"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_with_what_to_do(made, given, problem):
     with pytest.raises(ValueError, match=problem):
         made(**given)
+
+
+def test_a_parameter_that_is_thawed_later_is_refused_by_name(made):
+    net, trainer = made(change=lambda net: net.bias.__setattr__("grad_req", "null"))
+    step(net, trainer)
+    net.bias.grad_req = "write"
+    with pytest.raises(RuntimeError, match="parameter dense\\d+_bias had grad_req='null' when LocalSteps was made"):
+        step(net, trainer)
 
 
 def test_what_is_no_trainer_is_refused():

@@ -91,6 +91,11 @@ def test_members_leave_a_job_with_a_quorum_and_the_others_go_on_with_the_same_bi
         assert len(bits) >= 4 - len(deaths) and len(set(bits)) == 1, output
 
 
+@pytest.mark.parametrize("quorum", [(), (1, 0.0)])
+def test_what_is_broadcast_is_what_the_script_has_loaded_whatever_is_under_way(quorum):
+    assert run(2, "broadcasts_what_it_loads", *quorum).count("has what was loaded") == 2
+
+
 def test_a_merged_weight_is_the_global_one_to_the_bit():
     assert len(set(re.findall(r"worker \d: (\w+)", run(2, "takes_the_global_weights")))) == 1
 
@@ -144,10 +149,13 @@ def test_training_waits_at_the_deadline_and_not_before(tmp_path):
     assert run(2, "waits_at_the_deadline", tmp_path).count("has waited") == 2
 
 
-def test_workers_with_other_schedules_are_told_so():
+@pytest.mark.parametrize("what, told", [
+    ("every", "every=5, and on worker 0 4"), ("lr", "outer lr=0.5, and on worker 0 0.75"),
+])  # fmt: skip
+def test_workers_with_other_options_are_told_so(what, told):
     """And are left as they were: with the former one, and the servers without the new one's keys."""
-    output = run(2, "differs")
-    assert "worker 1 (127.0.0.1): LocalSteps was given every=5, and on worker 0 4: give all workers the same" in output
+    output = run(2, "differs", what)
+    assert "worker 1 (127.0.0.1): LocalSteps was given %s: give all workers the same" % told in output
     assert "worker 0 (127.0.0.1): LocalSteps has failed on worker 1, as the error there says, and so on all" in output
     assert len(set(re.findall(r"worker \d: (\w+)", output))) == 1
 

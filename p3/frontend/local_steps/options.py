@@ -82,8 +82,8 @@ class Options(NamedTuple):
     def numbers(self) -> Dict[str, float]:
         """Those by which workers must train alike, or they would wait for what others send at other times. Their stores
         agree on the strategy."""
-        of_quorum = {"quorum": self.quorum, "grace": self.grace}
-        return {**self.schedule._asdict(), "strided": int(self.strided), "alpha": self.alpha, **of_quorum}
+        others = {"outer lr": self.outer.lr, "quorum": self.quorum, "grace": self.grace}
+        return {**self.schedule._asdict(), "strided": int(self.strided), "alpha": self.alpha, **others}
 
     def require_workers(self, count: int) -> None:
         """ValueError if a job of so many can have no such quorum."""

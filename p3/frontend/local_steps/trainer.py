@@ -242,8 +242,9 @@ class LocalTrainer(snapshots.Trainer):
     def broadcast(self) -> None:
         """Rank 0's local weights become the global ones, and all workers' local ones: on every worker at the same
         point. Momentum stays."""
-        if self._has_quorum:
-            self._agree_on_steps("broadcast()")
+        if self._has_quorum:  # what is under way is not merged into what the script has loaded
+            self._gather()
+            self._agree_on_most_steps("broadcast()")
         self._land()
         self._session.barrier("broadcast() or load_state_dict()")  # or a late worker would get this value too early
         for name, one in self._globals.items():
@@ -287,7 +288,7 @@ class LocalTrainer(snapshots.Trainer):
         than the others, and nothing is loaded; or if `load` fails on one, and no global value is."""
         of = "load_state_dict()"
         if self._has_quorum:
-            self._meet()
+            self._gather()
         with self._together.failing(of):
             content = None if content is None else self._fitting(content)
             step = _PLAIN_STATE if content is None else int(content["step"])
@@ -295,7 +296,7 @@ class LocalTrainer(snapshots.Trainer):
         with self._together.failing(of):
             load()
         if content is None:
-            return
+            return self._take_in_all() if self._has_quorum else None
         self._land()
         with states.between_barriers(self._session, of):
             for name, one in self._globals.items():
@@ -311,7 +312,7 @@ class LocalTrainer(snapshots.Trainer):
             self._require_names(content[part], of)
         for part in ("exact", "momentum"):
             self._require_names({**self._globals, **content[part]}, of)
-        arrays = {part: {name: np.ascontiguousarray(self.as_array(array), self._globals[name].landing.dtype)
+        arrays = {part: {name: np.asarray(self.as_array(array), self._globals[name].landing.dtype, order="C")
                          for name, array in content[part].items()} for part in ARRAYS}  # fmt: skip
         for part in ARRAYS:
             for name, array in arrays[part].items():
@@ -399,14 +400,21 @@ class LocalTrainer(snapshots.Trainer):
             one.land()
 
     def _meet(self) -> None:
-        """With a quorum, on every worker at the same point: behind it all have the same global weights, and all that
-        was under way is merged. Waits for all workers, each of which stands aside of what it sends no more, so that
-        nobody waits for it who comes later."""
+        """With a quorum, on every worker at the same point: after it all have the same global weights, and all that was
+        under way is merged."""
+        self._gather()
+        self._take_in_all()
+
+    def _gather(self) -> None:
+        """The same, and nothing is merged. Waits for all workers, each of which stands aside of what it sends no more,
+        so that nobody waits for it who comes later."""
         self._send_all()
         for one in sorted(self._globals.values(), key=lambda one: one.is_pending):
             one.stand_aside()
         for one in self._globals.values():
             one.land()
+
+    def _take_in_all(self) -> None:
         for number in sorted(self._under_way):
             self._take_in(number)
 
@@ -415,6 +423,9 @@ class LocalTrainer(snapshots.Trainer):
         if not self._has_quorum:
             return self._require_same_steps(of)
         self._meet()
+        self._agree_on_most_steps(of)
+
+    def _agree_on_most_steps(self, of: str) -> None:
         of_all = self._together.numbers(self.steps_taken, "for other workers in %s" % of)
         self.steps_taken = max(of_all.values())
 
