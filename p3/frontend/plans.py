@@ -33,6 +33,7 @@ _MBIT = 1e6 / 8
 
 
 def planned_for(keys: Iterable[Key]) -> List[Key]:
+    """Those of them that other servers and slices may be found for."""
     return [key for key in keys if not key.sparse and key.factors is None]
 
 
@@ -41,11 +42,11 @@ class Plans:
 
     def __init__(self, session: Session, store: int, keys: Sequence[Key],
                  change: Callable[[Optional[Strategy]], None]) -> None:  # fmt: skip
-        """On every worker at the same point; waits for them. `store`: not that of `keys`, which are planned for, in the
-        order of the forward pass. `change`: rests, and then has all go over to a strategy; None: to the first worker's,
-        which this one does not know."""
+        """On every worker at the same point; waits for them. `store`: not that of `keys`, of planned_for() and at least
+        one, in the order of the forward pass. `change`: rests, and then has all go over to a strategy; None: to the
+        first worker's, which this one does not know."""
         self._session, self._change = session, change
-        self._keys = planned_for(keys)
+        self._keys = list(keys)
         self._places = len(session.placement.workers)
         self._steps = Steps(session, store, tells=1 + self._places, name="plans")
         self._counted: Deque[Count] = collections.deque()  # not looked at yet

@@ -210,7 +210,9 @@ def _text(option: Optional[Mapping[str, Any]]) -> str:
         return EXACT
     codec = codecs.types()[option["type"]]
     values = [option[one.name] for one in codec.options]
-    while values and values[-1] == codec.options[len(values) - 1].standard and not codec.options[-1].is_mxnets:
+    for one in reversed(codec.options):
+        if one.is_mxnets or values[-1] != one.standard:
+            break
         values.pop()
     return ":".join([codec.name, *(_ZEROS.sub("", f"{value:.12f}") for value in values)])
 

@@ -25,7 +25,7 @@ def require_model(model: Any, of: str = "DistributedOptimizer") -> None:
         raise ValueError("the model is wrapped in DistributedDataParallel, whose place P3 takes: pass the model "
                          "itself%s" % within)  # fmt: skip
     for name, module in model.named_modules():
-        if of != "LocalSteps" and getattr(module, "max_norm", None) is not None and _is_trained_embedding(module):
+        if of != "LocalSteps" and _writes_to_its_weight(module):
             raise ValueError(
                 "module %r is an %s with max_norm, which writes to its weight in the forward pass, on each worker to "
                 "the rows of its own batch: the workers' weights would drift apart. Leave max_norm out; to bound the "
@@ -34,8 +34,9 @@ def require_model(model: Any, of: str = "DistributedOptimizer") -> None:
             )
 
 
-def _is_trained_embedding(module: torch.nn.Module) -> bool:
-    return isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.weight.requires_grad
+def _writes_to_its_weight(module: torch.nn.Module) -> bool:
+    is_embedding = isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag))
+    return is_embedding and module.max_norm is not None and module.weight.requires_grad
 
 
 def require_norm(value: Any, name: str) -> None:

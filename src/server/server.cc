@@ -318,7 +318,6 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     }
     for (int worker : asks_first) {  // as if it had come now
       shard.turns.go_on_behind(worker, best.round, inits_of(best), best.round, /*has_value=*/true);
-      shard.turns.admit(worker, best.round);
       shard.turns.replace(worker);
     }
     where_summed(shard.thread, [&] {

@@ -296,7 +296,9 @@ class LocalTrainer(snapshots.Trainer):
         with self._together.failing(of):
             load()
         if content is None:
-            return self._take_in_all() if self._has_quorum else None
+            if self._has_quorum:
+                self._take_in_all()
+            return
         self._land()
         with states.between_barriers(self._session, of):
             for name, one in self._globals.items():

@@ -79,13 +79,16 @@ class Store(NamedTuple):
     @property
     def every(self) -> int:
         """Steps between two exchanges of a weight."""
-        return int(self.kvstore.partition("+")[0].split(":")[1]) if self.is_local else 1
+        return int(self._of_local_steps[0]) if self.is_local else 1
 
     @property
     def outer_momentum(self) -> Optional[str]:
         """Of one that takes local steps; None: P3's own."""
-        named = self.kvstore.partition("+")[0].split(":")[2:] if self.is_local else []
-        return named[0] if named else None
+        return next(iter(self._of_local_steps[1:]), None)
+
+    @property
+    def _of_local_steps(self) -> List[str]:
+        return compressions.split(self.kvstore)[0].split(":")[1:] if self.is_local else []
 
     @property
     def may_be_compressed(self) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from p3.frontend.local_steps.options import Outer
 from p3.measure.jobs import stores
 from p3.measure.planning.verdict import RANKED_APART, Judged, Verdict, verdict
 from p3.measure.results import accuracies, curves, endings, seeds
@@ -531,7 +532,7 @@ _ENDINGS_NOTE = (
 
 def _course(name: str) -> List[str]:
     store = stores.named(name)
-    momentum = (store.outer_momentum or "0.9") if store.is_local else "-"
+    momentum = (store.outer_momentum or "%g" % Outer().momentum) if store.is_local else "-"
     return ["%d" % store.every, "-" if store.compression is None else str(store.compression), momentum]
 
 

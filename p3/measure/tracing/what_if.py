@@ -16,7 +16,7 @@ from p3 import codecs
 from p3.errors import ConfigError
 from p3.measure import compressions
 from p3.measure.arguments import number, slice_size
-from p3.measure.compressions import EXACT, Compression
+from p3.measure.compressions import Compression
 from p3.measure.replay.recorded import iteration_s, recorded_model
 from p3.measure.simulate import report
 from p3.measure.simulate.options import MOST_HOSTS, link_rate, of_hosts
@@ -120,8 +120,8 @@ def _compressed(trace: Trace, strategy: Strategy) -> Tuple[Optional[Compression]
     counts: Counter = Counter()
     of_keys = {key.name: (key, codecs.Ways(key.codec or None, key.value_codec or None)) for key in trace.keys.values()}
     for key, ways in of_keys.values():
-        counts[str(Compression.of_ways(ways) or EXACT)] += math.prod(key.shape)
-    usual = Compression.of(counts.most_common(1)[0][0])
+        counts[Compression.of_ways(ways)] += math.prod(key.shape)
+    usual = counts.most_common(1)[0][0]
     own = {
         name: strategy.keys.get(name, Cut())._replace(codec=ways)
         for name, (key, ways) in of_keys.items()

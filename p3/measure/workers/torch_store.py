@@ -18,7 +18,7 @@ import argparse
 import math
 import os
 import sys
-from typing import Any, Dict, Optional, Tuple
+from typing import Optional, Tuple
 
 import torch
 from torch import nn
@@ -62,10 +62,12 @@ def distribute(
     if is_local(store):
         import p3.torch
 
-        every, _, momentum = _parts(store)[1].partition(":")
+        steps, _, momentum = _parts(store)[1].partition(":")
+        every = int(steps)
         p3.torch.LocalSteps(
-            optimizer, net, every=int(every), fragments=min(int(every), _FRAGMENTS), delay=min(int(every) - 1, _DELAY),
-            codec=None if encoded is None else encoded.of_torch, outer=_outer(momentum),
+            optimizer, net, every=every, fragments=min(every, _FRAGMENTS), delay=min(every - 1, _DELAY),
+            codec=None if encoded is None else encoded.of_torch,
+            outer={"momentum": float(momentum)} if momentum else None,
         )  # fmt: skip
         return p3.torch.rank(), p3.torch.size(), net
     if is_p3(store):
@@ -88,11 +90,6 @@ def distribute(
     if encoded is not None:
         net.register_comm_hook(*_hook(encoded.up))
     return torch.distributed.get_rank(), torch.distributed.get_world_size(), net
-
-
-def _outer(momentum: str) -> Optional[Dict[str, Any]]:
-    """Nesterov's wants some."""
-    return {"momentum": float(momentum), "nesterov": float(momentum) > 0} if momentum else None
 
 
 def clip_as_usual(store: str, net: nn.Module, max_norm: Optional[float]) -> None:

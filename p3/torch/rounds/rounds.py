@@ -96,9 +96,9 @@ class Rounds(job.Held, snapshots.Trainer):
                                 self._watched_gradients)  # fmt: skip
         self._weights = Weights(session, self._control.steps, self._count_step)
         self._plans: Optional[Plans] = None
-        keys = [parameter.key for parameter in self._parameters.values()]
-        if plans and session.num_servers > 1 and planned_for(keys):
-            self._plans = Plans(session, self._control.store, keys, self._go_over)
+        planned = planned_for(parameter.key for parameter in self._parameters.values()) if plans else []
+        if planned and session.num_servers > 1:
+            self._plans = Plans(session, self._control.store, planned, self._go_over)
         for model in models:
             self._undo += [
                 model._register_load_state_dict_pre_hook(self._before_loading, with_module=True).remove,

@@ -226,13 +226,6 @@ TEST(LostVan, EverySentFrameComesBackOnceWhileVansAreReplaced) {
 
 // --- server --------------------------------------------------------------------------------------------------------
 
-ServerOptions outliving(int threads = 0) {
-  ServerOptions made = options(SumOrder::kRank, threads);
-  made.local_aggregation = false;
-  made.outlives_workers = true;
-  return made;
-}
-
 // Another process of that rank.
 void replace(Job& job, int worker) {
   const auto [ours, its] = unix_pair();

@@ -222,10 +222,7 @@ TEST_P(Heirs, TakeALastClaimForAllThatIsLeftOfThatServerAlone) {
 }
 
 TEST_P(Heirs, WaitForNoWorkerThatIsLost) {
-  ServerOptions made = with();
-  made.outlives_workers = true;
-  made.local_aggregation = false;
-  HeirsJob job(3, std::move(made));
+  HeirsJob job(3, outliving(GetParam()));
   job.define();
   job.server.dismiss_worker(0);
   job.server.inherit(kLost);
@@ -236,10 +233,7 @@ TEST_P(Heirs, WaitForNoWorkerThatIsLost) {
 }
 
 TEST_P(Heirs, HaveWhoIsAdmittedBehindAllClaims) {
-  ServerOptions made = with();
-  made.outlives_workers = true;
-  made.local_aggregation = false;
-  HeirsJob job(2, std::move(made));
+  HeirsJob job(2, outliving(GetParam()));
   job.define();
   job.server.dismiss_worker(1);
   EXPECT_FALSE(job.server.awaits_claims());
@@ -257,10 +251,8 @@ TEST_P(Heirs, HaveWhoIsAdmittedBehindAllClaims) {
 }
 
 // A job of so many workers, of which the last has departed, and another process has its rank.
-std::unique_ptr<HeirsJob> job_with_one_that_came_later(int num_workers, ServerOptions made) {
-  made.outlives_workers = true;
-  made.local_aggregation = false;
-  auto job = std::make_unique<HeirsJob>(num_workers, std::move(made));
+std::unique_ptr<HeirsJob> job_with_one_that_came_later(int num_workers, int threads) {
+  auto job = std::make_unique<HeirsJob>(num_workers, outliving(threads));
   const int last = num_workers - 1;
   job->server.dismiss_worker(last);
   EXPECT_EQ(job->server.admit_worker(last), "");
@@ -272,7 +264,7 @@ std::unique_ptr<HeirsJob> job_with_one_that_came_later(int num_workers, ServerOp
 
 TEST_P(Heirs, GiveTheValueToWhoCameLaterAndAsksForItLastOfAll) {
   for (bool asks_before : {false, true}) {
-    const auto job = job_with_one_that_came_later(3, with());
+    const auto job = job_with_one_that_came_later(3, GetParam());
     if (asks_before) job->peer(2).send(HeirsJob::header(FrameKind::kInit, 0, 0));
     job->claim(0, 3, {1, 2});
     job->claim(1, 3, {1, 2});
@@ -288,7 +280,7 @@ TEST_P(Heirs, GiveTheValueToWhoCameLaterAndAsksForItLastOfAll) {
 }
 
 TEST_P(Heirs, CountFirstValuesOfWhoCameLaterAsOthersDo) {
-  const auto job = job_with_one_that_came_later(2, with());
+  const auto job = job_with_one_that_came_later(2, GetParam());
   job->claim(0, 4, {1, 2}, kKey, Claimed::kValue, 2);
   job->claim(1, 3, {7, 7}, kKey, Claimed::kValue, 1);
   job->push(1, 4, {5, 5});
@@ -301,10 +293,7 @@ TEST_P(Heirs, CountFirstValuesOfWhoCameLaterAsOthersDo) {
 }
 
 TEST_P(Heirs, AdmitInThePlaceOfWhoDepartedARoundBehind) {
-  ServerOptions made = with();
-  made.outlives_workers = true;
-  made.local_aggregation = false;
-  HeirsJob job(3, std::move(made));
+  HeirsJob job(3, outliving(GetParam()));
   job.define();
   job.server.inherit(kLost);
   job.claim(0, 4, {1, 2});
@@ -325,10 +314,7 @@ TEST_P(Heirs, AdmitInThePlaceOfWhoDepartedARoundBehind) {
 TEST_P(Heirs, GiveNobodyAValueThatIsLostWithItsGiver) {
   for (bool departs_first : {false, true})
     for (uint64_t round : {0u, 4u}) {
-      ServerOptions made = with();
-      made.outlives_workers = true;
-      made.local_aggregation = false;
-      HeirsJob job(3, std::move(made));
+      HeirsJob job(3, outliving(GetParam()));
       job.define();
       job.define(2);
       job.server.inherit(kLost);
@@ -350,10 +336,7 @@ TEST_P(Heirs, GiveNobodyAValueThatIsLostWithItsGiver) {
 }
 
 TEST_P(Heirs, HaveTheFirstValueOfAGiverThatIsLostFromWhoHasIt) {
-  ServerOptions made = with();
-  made.outlives_workers = true;
-  made.local_aggregation = false;
-  HeirsJob job(3, std::move(made));
+  HeirsJob job(3, outliving(GetParam()));
   job.define();
   job.server.inherit(kLost);
   job.server.dismiss_worker(0);

@@ -28,6 +28,14 @@ inline ServerOptions options(SumOrder order = SumOrder::kRank, int threads = 0, 
   return made;
 }
 
+// Workers may be lost.
+inline ServerOptions outliving(int threads = 0) {
+  ServerOptions made = options(SumOrder::kRank, threads);
+  made.local_aggregation = false;
+  made.outlives_workers = true;
+  return made;
+}
+
 // One of the workers that do not wait; -1 if all do.
 inline int any_free(const std::vector<bool>& waits, std::mt19937& random) {
   std::vector<int> free;
