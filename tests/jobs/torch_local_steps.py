@@ -20,6 +20,7 @@ from turns import Turns
 
 import p3.torch
 from p3.frontend import waiting
+from p3.frontend.local_steps.value import Global
 from p3.frontend.weights import Weights
 from p3.placement import FRAME_BYTES
 from p3.torch.start import job
@@ -337,15 +338,20 @@ def at_own_speed(codec, steps, *deaths):
 
 
 def broadcasts_what_it_loads(*quorum):
-    """Other weights, while a fragment is under way. Without dimensions, too."""
+    """Other weights, while a fragment is under way. Without dimensions, too. Worker 1 asks for them late, when the
+    other one, which waits for nobody, may have trained on."""
     model, other = made(), made(width=12)
     for one in (model, other):
         one.register_parameter("scale", nn.Parameter(torch.tensor(1.0)))
+    first = copy.deepcopy(model)
     with torch.no_grad():
         for weights in other.parameters():
             weights.add_(3.0)
     given = dict(zip(("quorum", "grace"), (int(quorum[0]), float(quorum[1])))) if quorum else {}
+    if RANK == 1:
+        Global.init = _slow(Global.init)
     optimizer = p3.torch.LocalSteps(OPTIMIZERS["sgd"](model.parameters()), model, every=2, delay=1, **given)
+    assert has_bits_of(model, first)
     for step in range(2):
         take(model, optimizer, RANK, step)
     assert optimizer.stats()["under_way"] == 1
@@ -358,6 +364,14 @@ def broadcasts_what_it_loads(*quorum):
         take(model, optimizer, RANK, step)
     optimizer.take_global()
     print("worker %d has what was loaded" % RANK)
+
+
+def _slow(call):
+    def slow(*arguments):
+        time.sleep(0.05)
+        return call(*arguments)
+
+    return slow
 
 
 def takes_the_global_weights():

@@ -97,9 +97,7 @@ class LocalTrainer(snapshots.Trainer):
                 self._require_names(resumed["updates"], "the snapshot")
         for name, one in self._globals.items():
             one.updates = 0 if resumed is None else resumed["updates"][name]
-            first = self._session.first_value(one.key)
-            one.init(self.local(name) if first is None else first)
-        self._land()
+        self._share(self._first)
         for one in self._globals.values():
             self._session.restore(one.key, takes_mean=True)
         if resumed is None:
@@ -247,9 +245,20 @@ class LocalTrainer(snapshots.Trainer):
             self._agree_on_most_steps("broadcast()")
         self._land()
         self._session.barrier("broadcast() or load_state_dict()")  # or a late worker would get this value too early
-        for name, one in self._globals.items():
-            one.init(self.local(name))
+        self._share(self.local)
         self._take_global()
+
+    def _first(self, name: str) -> Any:
+        saved = self._session.first_value(self._globals[name].key)
+        return self.local(name) if saved is None else saved
+
+    def _share(self, first: Callable[[str], Any]) -> None:
+        """Rank 0's become the global values, and this worker's."""
+        for name, one in self._globals.items():
+            one.init(first(name))
+        self._land()
+        if self._has_quorum:  # whose rounds wait for nobody: a late worker would get what others have trained since
+            self._session.barrier("LocalSteps, broadcast() or load_state_dict()")
 
     def stats(self) -> Dict[str, float]:
         """step: that this worker has taken; merges: of fragments; waits: how many of them had to wait for the value,
