@@ -36,12 +36,13 @@ enum class FrameKind : uint8_t {
   // Of slices.
   kChange = 17,  // server to worker: what the worker adds to the value of a slice that it has; always encoded
   kClaim = 18,   // worker to the heir of a server that is lost: what has come here of a slice of that one (Claimed)
+  kAsk = 19,     // heir to worker: the request for the value of a slice that it has claimed; answered by kClaim
 };
 
 constexpr bool is_push(FrameKind kind) { return kind == FrameKind::kPush || kind == FrameKind::kPushRows; }
 constexpr bool carries_slice(FrameKind kind) {
   return kind <= FrameKind::kValue || (kind >= FrameKind::kFetch && kind <= FrameKind::kCapture) ||
-         kind == FrameKind::kChange || kind == FrameKind::kClaim;
+         (kind >= FrameKind::kChange && kind <= FrameKind::kAsk);
 }
 constexpr bool has_checksum(FrameKind kind) { return carries_slice(kind) || kind == FrameKind::kFields; }
 
@@ -78,7 +79,7 @@ struct Header {
   RoundScalars scalars{};     // kPush: what the optimizer needs of this round; kCapture: `updates`, see snapshot_of()
 
   static constexpr uint32_t kMagic = 0x57643350;  // "P3dW"
-  static constexpr uint8_t kVersion = 7;
+  static constexpr uint8_t kVersion = 8;
 };
 static_assert(sizeof(Header) == 80, "the header is the wire format");
 
@@ -131,8 +132,10 @@ inline LinkShare link_share(const Header& ping) {
   return {whole(ping.scalars.lr, kMostBytesPerSecond), whole(ping.scalars.wd, kMostConnections)};
 }
 
-// kClaim: what its worker has of the slice. But for the last one `round` is the last one of which something came, `scalars`
-// are that round's, and the value comes along.
+// kClaim: what its worker has of the slice. But for the last one `round` is the last one of which something came, and
+// `scalars` are that round's. A value of so few bytes comes along; a larger one, with all of that once more, when the heir
+// asks for it, which it does of one worker, or when this one leaves or has released the key.
+constexpr size_t kClaimedAtOnce = 1024;
 enum class Claimed : uint8_t {
   kValue = 0,         // the value of that round
   kStayed = 1,        // the round left it as it was
@@ -149,6 +152,14 @@ inline uint32_t inits_of(const Header& claim) {
 }
 inline void set_inits(Header& claim, uint32_t count) {
   claim.priority = static_cast<int32_t>(int64_t{kMostUrgent} - int64_t{count});
+}
+inline Header nothing_claimed() {
+  Header claim;
+  claim.kind = FrameKind::kClaim;
+  claim.encoding = static_cast<uint8_t>(Encoding::kAbsent);
+  claim.part = static_cast<uint8_t>(Claimed::kNothing);
+  set_inits(claim, 0);
+  return claim;
 }
 
 // What is wrong with a header whatever was agreed for its key, or an empty string. `checksums`: slices have them.

@@ -147,13 +147,14 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     if (header.kind == FrameKind::kClaim && header.key == kNoKey) return receive_last_claim(van, header);
     Shard* const shard = find(header);
     const bool is_claim = header.kind == FrameKind::kClaim;
-    if (shard == nullptr && is_claim && !inherited_.empty()) return receive_vain_claim(van, header);
+    if (is_claim && (shard == nullptr ? !inherited_.empty() : shard->is_too_late(header)))
+      return receive_vain_claim(van, header);
     if (shard == nullptr) refuse(van, header, "of no key, or of another server's");
     const char* const problem =
         is_claim ? shard->problem_with_claim(header, worker) : shard->problem_with(header, worker);
     if (problem != nullptr) refuse(van, header, problem);
     if (shard->key.is_successor && shard->published == 0) shard->published = header.round;
-    if (shard->claims == nullptr) check_that_nobody_left(*shard, worker, header);  // else once it goes on
+    if (shard->claims == nullptr) check_that_nobody_left(*shard, worker, header);  // else once it settles
     vans_[index_of(van)].receiving = shard;
     ++shard->uses;
     if (!is_claim) return shard->place_of(header, vans_[index_of(van)].arriving);
@@ -240,7 +241,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     return awaits;
   }
 
-  // Of a key that all workers have released, of which this one had not heard when it sent that.
+  // Of a key that all workers have released, of which this one had not heard when it sent that; or of one that goes on.
   void* receive_vain_claim(int van, const Header& header) {
     vans_[index_of(van)].receiving = nullptr;
     vans_[index_of(van)].arriving = PooledBuffer(transient, std::max<size_t>(header.payload_bytes, 1));
@@ -283,12 +284,27 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     });
   }
 
-  // Receiver thread. Once everybody has claimed who is still there, the shard goes on.
+  void ask(int worker, const Shard& shard) {
+    Frame frame;
+    frame.header.kind = FrameKind::kAsk;
+    frame.header.dtype = static_cast<uint8_t>(shard.key.plan.dtype);
+    frame.header.encoding = static_cast<uint8_t>(Encoding::kAbsent);
+    frame.header.key = shard.key.plan.wire_key;
+    frame.header.slice = shard.index;
+    frame.header.priority = kMostUrgent;
+    transport_.send({{van_of(worker), frame}});
+  }
+
+  // Receiver thread. Once everybody has claimed who is still there, and one has given the value, the shard goes on.
   void settle_if_complete(Shard& shard) {
     if (shard.claims == nullptr) return;
     for (int worker = 0; worker < num_workers(); ++worker)
       if (!is_over(workers_[index_of(worker)]) && !shard.claims->has(worker)) return;
+    const auto can_give = [&](int worker) { return !is_over(workers_[index_of(worker)]); };
+    const size_t turn = shard.key.plan.wire_key + shard.index / static_cast<size_t>(num_servers_);
+    if (!shard.claims->settle(can_give, turn, [&](int worker) { ask(worker, shard); })) return;
     const std::unique_ptr<Claims> claims = std::move(shard.claims);
+    shard.has_settled = true;
     const Header& best = claims->best();
     check_that_somebody_has(shard, *claims);
     shard.published = best.round;
@@ -326,7 +342,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     });
     for (int worker = 0; worker < num_workers(); ++worker)
       if (auto held = claims->take_held(worker)) {
-        if (!shard.turns.is_behind(worker)) check_that_nobody_left(shard, worker, held->header);
+        check_that_nobody_left(shard, worker, held->header);
         take(std::move(*held));
       }
   }
@@ -643,7 +659,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
 
   // Of a frame whose round or value would never come, as somebody that it needs has left.
   void check_that_nobody_left(const Shard& shard, int worker, const Header& header) const {
-    if (!has_anybody_left_) return;  // so no frame costs a look at all workers
+    if (!has_anybody_left_ || shard.turns.is_behind(worker)) return;  // so no frame costs a look at all workers
     const auto check = [&](int other, const Awaited& awaited) {
       if (workers_[index_of(other)].has_left) throw left_too_early(label, worker_label(other), awaited);
     };

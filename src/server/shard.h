@@ -76,6 +76,8 @@ class Shard {
   Turns turns;
   // Of one that is inherited, until all workers have claimed what they have of it.
   std::unique_ptr<Claims> claims{};
+  bool has_settled = false;  // they have
+  bool is_too_late(const Header& claim) const { return has_settled && claim.payload_bytes == bytes_; }
   const char* problem_with_claim(const Header& claim, int worker) const;
   // What is wrong with a frame of this worker, regardless of its payload; null if nothing.
   const char* problem_with(const Header& header, int worker) const;

@@ -8,7 +8,7 @@
 namespace p3 {
 namespace {
 
-bool is_known(FrameKind kind) { return kind >= FrameKind::kPush && kind <= FrameKind::kClaim; }
+bool is_known(FrameKind kind) { return kind >= FrameKind::kPush && kind <= FrameKind::kAsk; }
 bool is_known(Encoding encoding) { return encoding <= kLastEncoding; }
 
 bool is_whole(double number) {  // also false for what is no number

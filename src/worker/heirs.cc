@@ -13,18 +13,6 @@ namespace {
 // Behind all claims; a goodbye comes later still.
 constexpr uint64_t kBehindAll = std::numeric_limits<uint64_t>::max() - 1;
 
-Header nothing_of(uint32_t key, uint32_t slice, DType dtype) {
-  Header claim;
-  claim.kind = FrameKind::kClaim;
-  claim.dtype = static_cast<uint8_t>(dtype);
-  claim.encoding = static_cast<uint8_t>(Encoding::kAbsent);
-  claim.part = static_cast<uint8_t>(Claimed::kNothing);
-  claim.key = key;
-  claim.slice = slice;
-  set_inits(claim, 0);
-  return claim;
-}
-
 }  // namespace
 
 bool Worker::Impl::lost(int van, const Error&) {
@@ -61,8 +49,9 @@ void Worker::Impl::go_to_heir(int lost, int heir) {
       if (key.plan) send_again(key, is_moved, frames);
     for (uint32_t server = 0; server < is_moved.size(); ++server) {
       if (!is_moved[server]) continue;
-      Frame last;
-      last.header = nothing_of(kNoKey, server, DType::kFloat32);
+      Frame last{nothing_claimed()};
+      last.header.key = kNoKey;
+      last.header.slice = server;
       last.header.round = kBehindAll;
       frames.push_back({van, last});
     }
@@ -70,28 +59,77 @@ void Worker::Impl::go_to_heir(int lost, int heir) {
   transport_.send(frames);
 }
 
-void Worker::Impl::claim_of(const Key& key, const std::vector<bool>& is_moved, int heir_van,
+void Worker::Impl::claim_of(Key& key, const std::vector<bool>& is_moved, int heir_van,
                             std::vector<Transport::Outgoing>& frames) {
   const KeyPlan& plan = key.plan_in_use();
   for (uint32_t shard = 0; shard < slice_count(plan); ++shard) {
-    if (!is_moved[static_cast<size_t>(server_of(plan, shard, num_servers_))]) continue;
-    const Frame has = key.way->claim(shard);
-    Frame claim;
-    claim.header = nothing_of(plan.wire_key, shard, plan.dtype);
-    if (has.payload != nullptr) {
-      Header header = claim.header;
-      header.encoding = static_cast<uint8_t>(Encoding::kPlain);
-      header.part = has.header.part;
-      header.round = has.header.round;
-      header.priority = has.header.priority;
-      header.scalars = has.header.scalars;
-      PooledBuffer value(claims_, has.header.payload_bytes);
-      std::memcpy(value.data(), has.payload, has.header.payload_bytes);
-      claim = lent_claims_.lend(header, std::move(value), has.header.payload_bytes, 1);
-      claim.goes_by_fields = true;
-      claim.fields = has.fields;
-    }
-    frames.push_back({heir_van, claim});
+    if (is_moved[static_cast<size_t>(server_of(plan, shard, num_servers_))])
+      frames.push_back(claim_to(heir_van, key, shard, key.way->claim(shard)));
+  }
+}
+
+Transport::Outgoing Worker::Impl::claim_to(int heir_van, const Key& key, uint32_t shard, const Frame& claim) {
+  Header header = claim.header;
+  header.dtype = static_cast<uint8_t>(key.plan_in_use().dtype);
+  header.key = key.plan_in_use().wire_key;
+  header.slice = shard;
+  Frame sent;
+  sent.header = header;
+  if (claim.payload != nullptr) {
+    PooledBuffer value(claims_, header.payload_bytes);
+    std::memcpy(value.data(), claim.payload, header.payload_bytes);
+    sent = lent_claims_.lend(header, std::move(value), header.payload_bytes, 1);
+  }
+  sent.goes_by_fields = claim.goes_by_fields;
+  sent.fields = claim.fields;
+  return {heir_van, sent};
+}
+
+// Of a key that this worker has released, the heir has been told already.
+void* Worker::Impl::receive_ask_into(int van, const Header& ask) {
+  const auto known = handle_of_wire_key_.find(ask.key);
+  if (!outlives_servers || ask.payload_bytes > 0) refuse(van, ask, "unexpected");
+  if (known == handle_of_wire_key_.end()) return this;
+  const KeyPlan& plan = keys_.at(known->second).plan_in_use();
+  if (ask.slice >= slice_count(plan) ||
+      van_of_server_[static_cast<size_t>(server_of(plan, ask.slice, num_servers_))] != van)
+    refuse(van, ask, "misplaced");
+  return this;  // nothing comes
+}
+
+void Worker::Impl::answer_ask(const Header& ask) {
+  std::vector<Transport::Outgoing> frames;
+  {
+    MutexLock lock(mutex_);
+    const auto known = handle_of_wire_key_.find(ask.key);
+    if (known == handle_of_wire_key_.end()) return;
+    add_what_is_owed(keys_.at(known->second), ask.slice, frames);
+  }
+  transport_.send(frames);
+}
+
+void Worker::Impl::add_what_is_owed(Key& key, uint32_t shard, std::vector<Transport::Outgoing>& frames) {
+  const Frame owed = key.way->owed(shard);
+  if (owed.payload == nullptr) return;
+  const int server = server_of(key.plan_in_use(), shard, num_servers_);
+  frames.push_back(claim_to(van_of_server_[static_cast<size_t>(server)], key, shard, owed));
+}
+
+void Worker::Impl::give_what_is_owed(std::optional<int> handle) {
+  if (!outlives_servers) return;
+  try {
+    transport_.run_in_receiver([&] {
+      std::vector<Transport::Outgoing> frames;
+      {
+        MutexLock lock(mutex_);
+        for (auto& [its, key] : keys_)
+          if (key.plan && its == handle.value_or(its))
+            for (uint32_t shard = 0; shard < slice_count(key.plan_in_use()); ++shard)
+              add_what_is_owed(key, shard, frames);
+      }
+      transport_.send(frames);
+    });
+  } catch (const Error&) {  // then nobody goes on
   }
 }
 

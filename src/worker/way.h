@@ -71,9 +71,11 @@ class Way {
   virtual void report(KeyCounters&) const {}
   // As Worker's, with the Worker's lock held, before the key's first round.
   virtual void set_optimizer(const OptimizerSpec&) { refuse("is updated by its servers alone"); }
-  // What has come of a shard, for the heir of its server; on the receiver thread. The payload is borrowed until the next
-  // answer. Of a key that keeps none, nothing.
-  virtual Frame claim(uint32_t /*shard*/) const { return {}; }
+  // What has come of a shard, for the heir of its server; on the receiver thread. The payload, of few bytes, is borrowed
+  // until the next answer. Of a key that keeps none, nothing.
+  virtual Frame claim(uint32_t /*shard*/) { return {nothing_claimed()}; }
+  // The same with its payload, if that was claimed without, once; and else nothing.
+  virtual Frame owed(uint32_t /*shard*/) { return {nothing_claimed()}; }
 
  protected:
   [[noreturn]] void refuse(const std::string& why) const;

@@ -161,6 +161,7 @@ bool Worker::is_idle(int key) const {
 }
 
 void Worker::release(int handle) {
+  impl_->give_what_is_owed(handle);
   MutexLock lock(impl_->mutex_);
   const Key& key = impl_->find(handle);
   if (!key.is_idle()) impl_->refuse_call("key '" + key.name + "' has operations under way; wait for them first");
@@ -324,6 +325,7 @@ bool Worker::close(double timeout_s) {
   if (!idle)
     fail(Error(ErrorKind::kStopped,
                impl_->label() + ": closed with operations pending" + clause(impl_->waiting_for_any()) + "."));
+  impl_->give_what_is_owed();
   const bool orderly = impl_->transport_.finish(timeout_s, /*until_read=*/true) && idle;
   // For later calls, which no thread would answer.
   impl_->failed(Error(ErrorKind::kStopped, impl_->label() + " is closed."));

@@ -110,6 +110,7 @@ int Worker::Impl::van_of(const Key& key, uint32_t shard) const {
 
 void* Worker::Impl::receive_into(int van, const Header& header) {
   MutexLock lock(mutex_);
+  if (header.kind == FrameKind::kAsk) return receive_ask_into(van, header);
   const auto known = handle_of_wire_key_.find(header.key);
   if (known == handle_of_wire_key_.end()) refuse(van, header, "unexpected");
   Key& key = keys_.at(known->second);
@@ -138,6 +139,7 @@ void Worker::Impl::refuse(int van, const Header& header, const char* what) const
 
 void Worker::Impl::received(int van, const Header& header, void* payload) {
   if (is_push(header.kind)) return leader_.received(van);
+  if (header.kind == FrameKind::kAsk) return answer_ask(header);
   Key* key;
   Frame answer{header, payload};
   Transfer* transfer;  // stays while this thread works on the answer, as the key does

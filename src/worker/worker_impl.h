@@ -66,8 +66,15 @@ class Worker::Impl final : public Transport::Handler, public WayHost {
   void check_server(int server) const;
   // Receiver thread: Worker::inherit().
   void go_to_heir(int lost, int heir);
-  void claim_of(const Key& key, const std::vector<bool>& is_moved, int heir_van,
-                std::vector<Transport::Outgoing>& frames) P3_REQUIRES(mutex_);
+  void claim_of(Key& key, const std::vector<bool>& is_moved, int heir_van, std::vector<Transport::Outgoing>& frames)
+      P3_REQUIRES(mutex_);
+  // The claim that a Way has made, with a copy of its payload.
+  Transport::Outgoing claim_to(int heir_van, const Key& key, uint32_t shard, const Frame& claim);
+  void* receive_ask_into(int van, const Header& ask) P3_REQUIRES(mutex_);
+  void answer_ask(const Header& ask);
+  void add_what_is_owed(Key& key, uint32_t shard, std::vector<Transport::Outgoing>& frames) P3_REQUIRES(mutex_);
+  // What heirs may still ask for of this key, or of all, leaves unasked: they could not be answered later.
+  void give_what_is_owed(std::optional<int> handle = {});
   void send_again(Key& key, const std::vector<bool>& is_moved, std::vector<Transport::Outgoing>& frames)
       P3_REQUIRES(mutex_);
   // One after the other; `done` is only that of the last one.

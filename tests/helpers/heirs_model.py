@@ -25,7 +25,13 @@ FAULTS = (
     "claims no numbers",  # of a round, by which who has pushed nothing in it is to update
     "goes by its own",  # numbers, though it has pushed nothing in that round
     "updates by a half",  # as a sum comes, and not when it has come
+    "asks once",  # for a value; and whoever was asked may be lost
+    "asks anybody",  # and not who has the last round
+    "gives nothing unasked",  # though it leaves
 )
+
+
+NOTHING = (-1, (None, None))  # claimed
 
 
 class Wrong(AssertionError):
@@ -40,6 +46,8 @@ class Worker:
         self.kept = [None] * slices
         self.numbers = [None] * slices  # of the round of that
         self.updated = [()] * slices
+        self.owed = set()  # slices that it has claimed, and not given the value of
+        self.has_left = False
         self.begun = -1  # round, of all slices: one key
         self.spoilt = set()
 
@@ -53,8 +61,10 @@ class Server:
         self.came = {}  # of the round in progress, by worker
         self.asked = set()  # for the first value
         self.gone = set()  # workers that have departed
+        self.left = set()  # with a goodbye
         # Of an heir:
-        self.claims = None  # by worker, while it is open
+        self.claims = None  # by worker, while it is open: round, and value with numbers, once given
+        self.inquired = None  # of which worker
         self.held = {}
         self.behind = set()
 
@@ -81,7 +91,7 @@ class World:
         other.workers = [copy.copy(one) for one in self.workers]
         for one in other.workers:
             one.landed, one.kept, one.spoilt = list(one.landed), list(one.kept), set(one.spoilt)
-            one.numbers, one.updated = list(one.numbers), list(one.updated)
+            one.numbers, one.updated, one.owed = list(one.numbers), list(one.updated), set(one.owed)
         other.at = {name: [copy.deepcopy(one) for one in slices] for name, slices in self.at.items()}
         other.told, other.dropping, other.seen = set(self.told), set(self.dropping), dict(self.seen)
         other.channels = {where: deque(frames) for where, frames in self.channels.items()}
@@ -91,12 +101,12 @@ class World:
         """Equal for worlds in which the same may follow."""
         workers = tuple(
             (w.alive, w.server, tuple(w.landed), tuple(w.kept), tuple(w.numbers), tuple(w.updated), w.begun,
-             frozenset(w.spoilt)) for w in self.workers
+             frozenset(w.spoilt), frozenset(w.owed), w.has_left) for w in self.workers
         )  # fmt: skip
         servers = tuple(
             (s.published, s.value, s.numbers, tuple(s.next), frozenset(s.came.items()), frozenset(s.asked),
-             frozenset(s.gone), None if s.claims is None else frozenset(s.claims.items()),
-             frozenset(s.held.items()), frozenset(s.behind))
+             frozenset(s.gone), frozenset(s.left), None if s.claims is None else frozenset(s.claims.items()),
+             s.inquired, frozenset(s.held.items()), frozenset(s.behind))
             for slices in self.at.values() for s in slices
         )  # fmt: skip
         channels = frozenset((where, tuple(frames)) for where, frames in self.channels.items() if frames)
@@ -116,6 +126,8 @@ class World:
                 steps.append(("hear", rank))
             if worker.alive and rank in self.dropping:
                 steps.append(("close", rank))
+            if worker.alive and rank in self.told and not worker.has_left and min(worker.landed) >= self.rounds:
+                steps.append(("leave", rank))
             if worker.alive and self.worker_losses and sum(w.alive for w in self.workers) > 1:
                 steps.append(("lose worker", rank))
         if self.server_losses:
@@ -194,6 +206,8 @@ class World:
         worker = self.workers[rank]
         if not worker.alive:
             return
+        if frame == ("ask",):
+            return None if worker.has_left else self._give(rank, slice)
         round, value, numbers = frame
         if worker.server != sender and rank not in self.dropping:
             raise Wrong("worker %d hears of a server that it has closed its connection to" % rank)
@@ -203,6 +217,7 @@ class World:
             raise Wrong("worker %d: round %d lands where its push is still being read" % (rank, round))
         worker.landed[slice] = round
         worker.kept[slice] = value
+        worker.owed.discard(slice)
         worker.spoilt.discard(slice)
         goes_by_own = not self._has_ended(rank, round) or "goes by its own" in self.faults
         worker.numbers[slice] = (rank if self._has_ended(rank, round) else "all", round) if goes_by_own else numbers
@@ -233,11 +248,28 @@ class World:
             self._cut(rank, "S")
         worker.server = "H"
         for slice in range(self.slices):
-            kept = None if "keeps no copy" in self.faults else worker.kept[slice]
-            numbers = None if "claims no numbers" in self.faults else worker.numbers[slice]
-            self._send(rank, "H", slice, ("claim", worker.landed[slice], (kept, numbers)))
+            if worker.landed[slice] >= 0:
+                worker.owed.add(slice)
+            self._send(rank, "H", slice, ("claim", worker.landed[slice], None))
             if worker.landed[slice] < worker.begun and "pushes nothing again" not in self.faults:
                 self._send(rank, "H", slice, self._frame(rank, worker.begun, slice))
+
+    def _give(self, rank, slice):
+        worker = self.workers[rank]
+        if slice in worker.owed:
+            worker.owed.discard(slice)
+            kept = None if "keeps no copy" in self.faults else worker.kept[slice]
+            numbers = None if "claims no numbers" in self.faults else worker.numbers[slice]
+            self._send(rank, "H", slice, ("value", worker.landed[slice], (kept, numbers)))
+
+    def _leave(self, rank):
+        """It has all, and goes, with a goodbye."""
+        worker = self.workers[rank]
+        worker.has_left = True
+        for slice in range(self.slices):
+            if "gives nothing unasked" not in self.faults:
+                self._give(rank, slice)
+            self._send(rank, "H", slice, ("bye", None, None))
 
     def _close(self, rank):
         self.dropping.discard(rank)
@@ -286,8 +318,15 @@ class World:
         kind, round, content = frame
         if rank in its.gone:
             return
+        if kind == "bye":
+            its.left.add(rank)
+            if its.claims is not None:
+                self._settle(slice)
+            return
+        if kind == "value" and its.claims is None:
+            return  # another one has given it
         if name == "H" and its.claims is not None:
-            if kind == "claim":
+            if kind in ("claim", "value"):
                 its.claims[rank] = (round, content)
                 self._settle(slice)
                 return
@@ -352,6 +391,20 @@ class World:
         else:
             self._publish(name, slice)
 
+    def _latest(self, its, slice):
+        """The claim to go on from, with its value, or None: then one of those who have it is asked for that."""
+        given = max((claim for claim in its.claims.values() if claim[1]), key=lambda claim: claim[0], default=NOTHING)
+        rounds = {rank: round for rank, (round, _) in its.claims.items() if rank not in its.gone | its.left}
+        last = max(rounds.values(), default=-1)
+        if last <= given[0]:
+            return given
+        having = [rank for rank, round in sorted(rounds.items()) if round == last or "asks anybody" in self.faults]
+        if its.inquired in having or (its.inquired is not None and "asks once" in self.faults):
+            return None
+        its.inquired = having[0]
+        self._send("H", its.inquired, slice, ("ask",))
+        return None
+
     def _settle(self, slice):
         its = self.at["H"][slice]
         wanted = range(len(self.workers)) if "waits for the lost" in self.faults else [
@@ -361,13 +414,13 @@ class World:
             pass
         elif any(rank not in its.claims for rank in wanted):
             return
+        best = self._latest(its, slice)
+        if best is None:
+            return  # its value is still to come
         claims, its.claims = its.claims, None
         for rank in range(len(self.workers)):
-            claims.setdefault(rank, (-1, (None, None)))
-        its.published, (its.value, its.numbers) = max(
-            claims.values(),
-            key=lambda claim: claim[0],  # also of who has departed since
-        )
+            claims.setdefault(rank, (-1, None))
+        its.published, (its.value, its.numbers) = best
         if "keeps no copy" in self.faults and its.value is None and its.published > 0:
             its.published = min(round for rank, (round, _) in claims.items() if rank not in its.gone)
         for rank, (round, _) in claims.items():

@@ -68,6 +68,19 @@ struct HeirsJob {
     made.scalars.lr = static_cast<double>(round);  // as its pushes say
     peer(worker).send(made, value.data());
   }
+  // Of a value that is to be asked for.
+  void claim_without_value(int worker, uint64_t round, uint32_t key = kKey) {
+    Header made = header(FrameKind::kClaim, round, 0, key);
+    made.part = static_cast<uint8_t>(Claimed::kValue);
+    set_inits(made, 1);
+    peer(worker).send(made);
+  }
+  void must_be_asked(int worker, uint32_t key = kKey) {
+    const Header ask = peer(worker).must_receive();
+    EXPECT_EQ(ask.kind, FrameKind::kAsk);
+    EXPECT_EQ(ask.key, key);
+    EXPECT_EQ(ask.slice, 0u);
+  }
   void push(int worker, uint64_t round, const std::vector<float>& gradient) {
     peer(worker).send(header(FrameKind::kPush, round, gradient.size() * sizeof(float)), gradient.data());
   }
@@ -126,6 +139,87 @@ TEST_P(Heirs, GiveASumThatAnyWorkerHasToWhoLacksIt) {
   other.push(1, 8, {3, 4});
   other.push(2, 8, {5, 6});
   for (int worker : {0, 1, 2}) EXPECT_EQ(other.receive(worker, 8), Floats({108, 210}));
+}
+
+TEST_P(Heirs, AskOneOfThoseWhoHaveAValueForIt) {
+  HeirsJob job(3, with());
+  job.define();
+  job.define(2);
+  job.server.inherit(kLost);
+  for (uint32_t key : {1u, 2u}) {
+    job.claim_without_value(0, 6, key);
+    for (int worker : {1, 2}) job.claim_without_value(worker, 7, key);
+  }
+  job.push(0, 7, {10, 20});
+  job.must_be_asked(2, 1);  // in turn
+  job.must_be_asked(1, 2);
+  job.claim(1, 7, {3, 4}, 2);
+  job.push(2, 8, {5, 6});
+  job.claim(2, 7, {1, 2}, 1);
+  EXPECT_EQ(job.receive(0, 7), Floats({1, 2}));
+  for (int worker : {0, 1}) job.push(worker, 8, {100, 200});
+  for (int worker : {0, 1, 2}) EXPECT_EQ(job.receive(worker, 8), Floats({205, 406}));
+}
+
+TEST_P(Heirs, AskAnotherOneIfThatIsLost) {
+  HeirsJob job(3, outliving(GetParam()));
+  job.define();
+  job.server.inherit(kLost);
+  job.claim_without_value(0, 6);
+  for (int worker : {1, 2}) job.claim_without_value(worker, 7);
+  job.push(0, 7, {10, 20});
+  job.must_be_asked(2);
+  job.server.dismiss_worker(2);
+  job.must_be_asked(1);
+  job.claim(1, 7, {1, 2});
+  EXPECT_EQ(job.receive(0, 7), Floats({1, 2}));
+}
+
+TEST_P(Heirs, SumAnewWhatOnlyOneHadWhoIsLostBeforeItHasGivenIt) {
+  HeirsJob job(3, outliving(GetParam()));
+  job.define();
+  job.server.inherit(kLost);
+  for (int worker : {0, 1}) {
+    job.claim_without_value(worker, 6);
+    job.push(worker, 7, {1, 2});
+  }
+  job.claim_without_value(2, 7);
+  job.must_be_asked(2);
+  job.server.dismiss_worker(2);
+  job.must_be_asked(1);
+  job.claim(1, 6, {9, 9});
+  for (int worker : {0, 1}) EXPECT_EQ(job.receive(worker, 7), Floats({2, 4}));
+}
+
+TEST_P(Heirs, TakeAValueUnaskedFromWhoLeaves) {
+  HeirsJob job(2, with());
+  job.define();
+  job.define(2);
+  job.server.inherit(kLost);
+  for (uint32_t key : {1u, 2u}) {
+    job.claim_without_value(0, 7, key);
+    job.claim(0, 7, {1, 2}, key);
+  }
+  Header bye;
+  bye.kind = FrameKind::kBye;
+  job.peer(0).send(bye);
+  job.claim_without_value(1, 6, 1);
+  job.push(1, 7, {10, 20});
+  EXPECT_EQ(job.receive(1, 7), Floats({1, 2}));
+}
+
+TEST_P(Heirs, NeedNoValueThatComesAfterAnotherOnes) {
+  HeirsJob job(2, with());
+  job.define();
+  job.server.inherit(kLost);
+  for (int worker : {0, 1}) job.claim_without_value(worker, 7);
+  job.must_be_asked(1);
+  job.claim(0, 7, {1, 2});  // unasked
+  for (int worker : {0, 1}) job.push(worker, 8, {1, 1});
+  for (int worker : {0, 1}) EXPECT_EQ(job.receive(worker, 8), Floats({2, 2}));
+  job.claim(1, 7, {1, 2});
+  for (int worker : {0, 1}) job.push(worker, 9, {2, 2});
+  for (int worker : {0, 1}) EXPECT_EQ(job.receive(worker, 9), Floats({4, 4}));
 }
 
 TEST_P(Heirs, AnswerNobodyBeforeItsPushHasCome) {
@@ -441,6 +535,21 @@ TEST(Heir, RefusesWhatCannotBe) {
                     job.claim(0, 3, {1, 2});
                   }),
                   "out of turn"));
+  EXPECT_TRUE(has(failure_of([](HeirsJob& job) {
+                    job.claim_without_value(0, 3);
+                    job.claim_without_value(0, 3);
+                  }),
+                  "out of turn"));
+  EXPECT_TRUE(has(failure_of([](HeirsJob& job) {
+                    job.claim_without_value(0, 3);
+                    job.claim(0, 4, {1, 2});
+                  }),
+                  "out of turn"));
+  EXPECT_TRUE(has(failure_of([](HeirsJob& job) {
+                    job.claim_without_value(0, 3);
+                    job.claim(0, 3, {1});
+                  }),
+                  "of another size than agreed"));
   EXPECT_TRUE(has(failure_of([](HeirsJob& job) {
                     Header own = HeirsJob::header(FrameKind::kClaim, 0, 0);
                     own.part = static_cast<uint8_t>(Claimed::kNothing);

@@ -23,7 +23,7 @@ TEST(Wire, TheBytesOfAHeaderArePinned) {
   header.contributors = 260;
   header.scalars = {1.0, 0.5, 0.25, 3.0, 0.75};
   const std::vector<uint8_t> expected = {
-      0x50, 0x33, 0x64, 0x57, 0x07, 0x01, 0x02, 0x00,  // "P3dW", version, kind, type, encoding
+      0x50, 0x33, 0x64, 0x57, 0x08, 0x01, 0x02, 0x00,  // "P3dW", version, kind, type, encoding
       0x04, 0x03, 0x02, 0x01, 0x0d, 0x0c, 0x0b, 0x0a,  // key, slice
       0xa1, 0x01, 0,    0,    0,    0,    0,    0,     // round
       0xfe, 0xff, 0xff, 0xff, 0x40, 0x0d, 0x03, 0x00,  // priority, payload bytes
@@ -57,7 +57,7 @@ TEST(Wire, EachForbiddenFieldIsNamed) {
   EXPECT_NE(reason([](Header& h) { h.magic = 0; }).find("magic"), std::string::npos);
   EXPECT_NE(reason([](Header& h) { h.version = 9; }).find("version 9"), std::string::npos);
   EXPECT_NE(reason([](Header& h) { h.kind = static_cast<FrameKind>(0); }).find("kind 0"), std::string::npos);
-  EXPECT_NE(reason([](Header& h) { h.kind = static_cast<FrameKind>(19); }).find("kind 19"), std::string::npos);
+  EXPECT_NE(reason([](Header& h) { h.kind = static_cast<FrameKind>(20); }).find("kind 20"), std::string::npos);
   EXPECT_NE(reason([](Header& h) { h.of_machine = 2; }).find("reserved"), std::string::npos);
   EXPECT_NE(reason([](Header& h) { h.contributors = 1; }).find("counts workers"), std::string::npos);
   EXPECT_NE(reason([](Header& h) { h.of_machine = 1; }).find("sum of 0 workers"), std::string::npos);
@@ -95,7 +95,7 @@ TEST(Wire, EachForbiddenFieldIsNamed) {
 
 TEST(Wire, EveryKindThatCarriesASliceMayBeAbsentWithoutAnyPayload) {
   using K = FrameKind;
-  for (K kind : {K::kPush, K::kInit, K::kValue, K::kFetch, K::kStore, K::kPart, K::kChange, K::kClaim}) {
+  for (K kind : {K::kPush, K::kInit, K::kValue, K::kFetch, K::kStore, K::kPart, K::kChange, K::kClaim, K::kAsk}) {
     EXPECT_TRUE(carries_slice(kind));
     Header header;
     header.kind = kind;

@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "worker/worker_job.h"
@@ -138,6 +139,99 @@ TEST(WorkerHeirs, HaveAValueAlthoughTheScriptHasWrittenOverIt) {
     TwoServers::answer(job.heir, push, {5, 5});
   }
   ASSERT_TRUE(job.results.wait_for(3));
+}
+
+// A key whose slices are too large to be claimed with their values, of all ones, and the server is lost.
+struct LargeKey : TwoServers {
+  static constexpr size_t kSlice = kClaimedAtOnce / sizeof(float) + 1;
+
+  LargeKey() {
+    handle = worker.declare("large", 2 * kSlice, DType::kFloat32, {});
+    KeyPlan plan = plan_of(7, 2 * kSlice);
+    plan.slice_elements = kSlice;
+    worker.agree(handle, plan);
+    landing.assign(2 * kSlice, 1);
+    worker.init(handle, landing.data(), landing.data(), 0, results.expect(0));
+    for (RawPeer* server : {&lost, &heir}) answer(*server, server->must_receive(), value);
+    EXPECT_TRUE(results.wait_for(1));
+    landing.assign(2 * kSlice, 0);
+    lose_server();
+    const Header claim = heir.must_receive();
+    EXPECT_EQ(claim.kind, FrameKind::kClaim);
+    EXPECT_EQ(claim.encoding, static_cast<uint8_t>(Encoding::kAbsent));
+    EXPECT_EQ(claim.part, static_cast<uint8_t>(Claimed::kValue));
+    EXPECT_EQ(inits_of(claim), 1u);
+    must_claim_nothing_more();
+  }
+  void ask(uint32_t wire_key = 7, uint32_t slice = 0) {
+    Header ask;
+    ask.kind = FrameKind::kAsk;
+    ask.key = wire_key;
+    ask.slice = slice;
+    ask.encoding = static_cast<uint8_t>(Encoding::kAbsent);
+    heir.send(ask);
+  }
+  void push() {
+    worker.push(handle, landing.data(), landing.data(), 0, {}, results.expect(1));
+    for (uint32_t slice : {0u, 1u}) answer(heir, must_push(slice), std::vector<float>(kSlice, 5));
+    ASSERT_TRUE(results.wait_for(2));
+  }
+  Header must_push(uint32_t slice) {
+    const Header push = heir.must_receive();
+    EXPECT_EQ(push.kind, FrameKind::kPush);
+    EXPECT_EQ(push.slice, slice);
+    return push;
+  }
+
+  const std::vector<float> value = std::vector<float>(kSlice, 1);
+  int handle;
+};
+
+TEST(WorkerHeirs, GetALargeValueWhenTheyAskForIt) {
+  LargeKey job;
+  job.ask();
+  job.must_claim(7, 0, job.value);
+  job.ask();  // once
+  job.push();
+}
+
+TEST(WorkerHeirs, GetALargeValueOfAWorkerThatLeaves) {
+  LargeKey job;
+  std::thread closing([&] { job.worker.close(5); });
+  job.must_claim(7, 0, job.value);
+  EXPECT_EQ(job.heir.must_receive().kind, FrameKind::kBye);
+  job.heir.close();
+  closing.join();
+}
+
+TEST(WorkerHeirs, GetALargeValueOfAKeyThatIsReleased) {
+  LargeKey job;
+  job.worker.release(job.handle);
+  job.must_claim(7, 0, job.value);
+  job.ask();  // which had left before
+  const int key = job.key(8);
+  job.landing.assign(4, 1);
+  job.worker.init(key, job.landing.data(), job.landing.data(), 0, job.results.expect(1));
+  EXPECT_EQ(job.heir.must_receive().kind, FrameKind::kInit);
+  EXPECT_FALSE(job.worker.error());
+}
+
+TEST(WorkerHeirs, GetNothingThatTheyHaveAnsweredSince) {
+  LargeKey job;
+  job.push();
+  job.ask();
+  std::thread closing([&] { job.worker.close(5); });
+  EXPECT_EQ(job.heir.must_receive().kind, FrameKind::kBye);
+  job.heir.close();
+  closing.join();
+}
+
+TEST(WorkerHeirs, AskForNothingElse) {
+  LargeKey job;
+  job.ask(7, 1);  // which is its own; so it may ask, in vain
+  job.ask(7, 2);
+  ASSERT_TRUE(wait_readable(job.worker.event_fd()));
+  EXPECT_NE(std::string(job.worker.error()->what()).find("misplaced"), std::string::npos);
 }
 
 TEST(WorkerHeirs, GetTheSameBytesOfWhatLeavesSomethingOut) {

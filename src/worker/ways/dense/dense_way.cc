@@ -72,11 +72,22 @@ DenseWay::DenseWay(Key& its_key, WayHost& host) : Way(its_key, host, kSliceFrame
   if (host.outlives_servers) landed.emplace();
 }
 
-Frame DenseWay::claim(uint32_t shard) const {
-  if (!landed) return {};
+Frame DenseWay::claim(uint32_t shard) {
+  if (!landed) return {nothing_claimed()};
+  const auto [offset, bytes] = bytes_of(shard);
+  return landed->claim(shard, offset, bytes);
+}
+
+Frame DenseWay::owed(uint32_t shard) {
+  if (!landed) return {nothing_claimed()};
+  const auto [offset, bytes] = bytes_of(shard);
+  return landed->owed(shard, offset, bytes);
+}
+
+std::pair<size_t, size_t> DenseWay::bytes_of(uint32_t shard) const {
   const Slice slice = slice_at(*key.plan, shard);
   const size_t size = size_of(key.plan->dtype);
-  return landed->claim(shard, slice.offset * size, slice.elements * size);
+  return {slice.offset * size, slice.elements * size};
 }
 
 void DenseWay::set_optimizer(const OptimizerSpec& spec) {

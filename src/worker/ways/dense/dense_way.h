@@ -74,7 +74,8 @@ class DenseWay final : public Way {
   std::shared_ptr<Transfer> capture(bool asks, float* kept) override;
   std::shared_ptr<MachineSum> sum_on(const Machine& machine, const KeyPlan& plan, uint64_t next_round) override;
   void follow_leader() override { residual = {}; }
-  Frame claim(uint32_t shard) const override;
+  Frame claim(uint32_t shard) override;
+  Frame owed(uint32_t shard) override;
   void set_optimizer(const OptimizerSpec& spec) override;
 
   // With an optimizer; while no answer is due.
@@ -88,6 +89,8 @@ class DenseWay final : public Way {
  private:
   void require_landing(const void* landing) const;
   void require_state(uint8_t part) const;
+  // Of a slice under the key's plan: where its bytes begin, and how many there are.
+  std::pair<size_t, size_t> bytes_of(uint32_t shard) const;
 };
 
 }  // namespace p3

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "p3/wire.h"
@@ -35,19 +36,20 @@ class KeptValues {
     slice.round = answer.round;
     slice.inits += is_first_value;
     slice.settings = settings;
+    slice.is_owed = false;  // a server that has answered needs to know no more
   }
 
-  // Borrowed; without a payload: nothing has come. If part of the next value has, the bytes are torn; nobody needs them
-  // then, as no server sends that one before all have this one.
-  Frame claim(uint32_t index, size_t offset, size_t bytes) const {
-    Frame frame;
-    if (index >= slices_.size() || slices_[index].what == Claimed::kNothing) return frame;
-    const Slice& slice = slices_[index];
-    frame.header.part = static_cast<uint8_t>(slice.what);
-    frame.header.round = slice.round;
-    frame.header.scalars = slice.settings.scalars;
-    frame.fields = slice.settings.fields;
-    set_inits(frame.header, slice.inits);
+  // What Way has. If part of the next value has come, the bytes are torn; nobody needs them then, as no server sends that
+  // one before all have this one.
+  Frame claim(uint32_t index, size_t offset, size_t bytes) {
+    if (index >= slices_.size() || slices_[index].what == Claimed::kNothing) return {nothing_claimed()};
+    slices_[index].is_owed = true;
+    return bytes > kClaimedAtOnce ? claim_without_value(slices_[index]) : owed(index, offset, bytes);
+  }
+  Frame owed(uint32_t index, size_t offset, size_t bytes) {
+    if (index >= slices_.size() || !std::exchange(slices_[index].is_owed, false)) return {nothing_claimed()};
+    Frame frame = claim_without_value(slices_[index]);
+    frame.header.encoding = static_cast<uint8_t>(Encoding::kPlain);
     frame.header.payload_bytes = static_cast<uint32_t>(bytes);
     frame.payload = bytes_.data() + offset;
     return frame;
@@ -69,11 +71,23 @@ class KeptValues {
  private:
   struct Slice {
     Claimed what = Claimed::kNothing;
+    bool is_owed = false;
     uint64_t round = 0;
     uint32_t inits = 0;
     RoundSettings settings{};
     std::vector<char> sent{};
   };
+
+  static Frame claim_without_value(const Slice& slice) {
+    Frame frame{nothing_claimed()};
+    frame.header.part = static_cast<uint8_t>(slice.what);
+    frame.header.round = slice.round;
+    frame.header.scalars = slice.settings.scalars;
+    frame.fields = slice.settings.fields;
+    frame.goes_by_fields = true;
+    set_inits(frame.header, slice.inits);
+    return frame;
+  }
 
   std::vector<char> bytes_;
   std::vector<Slice> slices_;
