@@ -166,7 +166,9 @@ class Van {
   std::atomic<State> state_{State::kOpen};
   std::atomic<int> error_{0};  // written by the sender and the receiver
 
-  static uint64_t held_by(const Frame& frame) { return sizeof frame + frame.copied_bytes; }
+  // Of what yields no copy counts: it may wait for pushes to another node, which does not read them while its own values
+  // wait for pushes to this one. And it is no more than one round's, as its receiver pushes the next one behind it.
+  static uint64_t held_by(const Frame& frame) { return sizeof frame + (frame.yields ? 0 : frame.copied_bytes); }
   static size_t bytes_of(const Frame& frame) { return sizeof(Header) + frame.header.payload_bytes; }
 
   std::atomic<uint64_t> held_bytes_{0}, peak_held_bytes_{0};
