@@ -553,6 +553,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     workers_[index_of(worker)].has_left = has_anybody_left_ = true;
     if (const auto awaited = awaited_from(worker)) throw left_too_early(label, worker_label(worker), *awaited);
     for (Shard* shard : open_shards()) settle_if_complete(*shard);
+    each_shard([&](Shard& shard) { go_on_without(shard, worker); });
     finish_if_all_have_left();
   }
 
@@ -683,16 +684,30 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     const auto round = shard.turns.to_fill(worker, shard.published);
     if (!round) return;
     const WorkerState& state = workers_[index_of(worker)];
-    Task task;
-    task.shard = &shard;
-    task.worker = worker;
-    task.header = shard.absent_push(*round);
+    Task task = absent_push_of(worker, shard, *round);
     shard.turns.note_push(worker, task.header, Clock::now());
     task.incarnation = state.incarnation + state.is_lost;  // the successor's
     task.is_filled = !state.skips;
     task.has_departed = state.has_departed;
-    ++shard.uses;
     queue(std::move(task));
+  }
+
+  // Receiver thread. With a quorum no round waits for who has said goodbye; a meeting does, and that is an error.
+  void go_on_without(Shard& shard, int worker) {
+    if (!shard.key.plan.has_quorum()) return;
+    Task task = absent_push_of(worker, shard, shard.turns.pushed(worker) + 1);
+    task.has_departed = true;
+    queue(std::move(task));
+  }
+
+  Task absent_push_of(int worker, Shard& shard, uint64_t round) const {
+    Task task;
+    task.shard = &shard;
+    task.worker = worker;
+    task.header = shard.absent_push(round);
+    task.incarnation = workers_[index_of(worker)].incarnation;
+    ++shard.uses;
+    return task;
   }
 
   // Receiver thread. Its process is gone, and so is what had not come whole.

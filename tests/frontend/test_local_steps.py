@@ -159,6 +159,16 @@ def test_with_a_quorum_the_others_go_on_and_what_a_slow_worker_has_learned_count
         assert "worker %d had %d late, took 9 steps and has [30.0]" % (worker, late) in output, output
 
 
+def test_with_a_quorum_nobody_waits_for_who_has_died_in_a_meeting():
+    output = run(3, "one_dies_aside", P3_ON_WORKER_LOSS="continue", P3_WAIT_TIMEOUT_S="30")
+    bits = re.findall(r"has met the others: (\w+)", output)
+    assert len(bits) == 2 and len(set(bits)) == 1, output
+
+
+def test_with_a_quorum_no_exchange_waits_for_whose_script_has_ended():
+    assert "worker 0 has gone on to [7.0]" in run(3, "two_end", P3_WAIT_TIMEOUT_S="30")
+
+
 def test_an_exchange_behind_each_step_is_training_on_averaged_weights():
     assert run(3, "averaged").count("averages") == 3
 

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import time
 import zlib
 
 import numpy as np
@@ -287,6 +288,44 @@ def one_is_slow(session, folder):
     stats = steps.stats()
     print("worker %d had %d late, took %d steps and has %s"
           % (session.rank, stats["late"], stats["step"], weights["w"].tolist()))  # fmt: skip
+
+
+def one_dies_aside(session):
+    """Worker 1 stands aside of all that it has sent, and dies there. Nobody waits for it, later on either: with the grace
+    of an hour an exchange ends only when all have sent that are left."""
+    training = p3.LocalSteps(session, {"w": np.zeros(4, np.float32)}, every=1, quorum=1, grace=3600.0)
+    weights = training.step({name: one + 1 for name, one in training.arrays.items()})
+    if session.rank == 1:
+        for one in training._globals.values():
+            one.stand_aside()
+        until(session, lambda: session.counters()["queued_slices"] == 0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    until(session, lambda: session.members == (0, 2))
+    for _ in range(2):
+        for _ in range(3):
+            weights = training.step({name: one + 1 for name, one in weights.items()})
+        weights = training.take_global()
+    print("worker %d has met the others: %s" % (session.rank, digest(weights)))
+
+
+def two_end(session):
+    """Their scripts, while the third worker goes on, whose exchanges then are its own: the quorum is two, and the grace
+    an hour."""
+    training = p3.LocalSteps(session, {"w": np.zeros(1, np.float32)}, every=1, outer=PLAIN, quorum=2, grace=3600.0)
+    weights = training.step({"w": training.arrays["w"] + 3})
+    if session.rank > 0:
+        return
+    for _ in range(4):
+        weights = training.step({"w": weights["w"] + 1})
+    print("worker 0 has gone on to %s" % weights["w"].tolist())
+
+
+def until(session, holds):
+    deadline = time.monotonic() + 30
+    while not holds():
+        session.check()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def averaged(session):

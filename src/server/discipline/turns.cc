@@ -12,7 +12,7 @@ Turns::Turns(const ServerKey& key)
   if (key.plan.is_synchronous()) return;
   last_push_.resize(next_round_.size());
   if (key.plan.has_quorum())
-    is_aside_.resize(next_round_.size());
+    is_aside_ = is_known_gone_ = std::vector<bool>(next_round_.size());
   else
     clocks_.emplace(next_round_.size(), key.plan.staleness);
 }
@@ -43,6 +43,7 @@ double Turns::note_push(int worker, const Header& push, Clock::time_point now) {
   if (counts_each()) {
     ++next_round_[index_of(worker)];
     last_push_[index_of(worker)] = now;
+    if (is_dismissed(worker) && !is_known_gone_.empty()) is_known_gone_[index_of(worker)] = true;
     if (clocks_) {
       clocks_->advance(worker, is_last_step(push));
     } else if (is_last_step(push)) {
@@ -186,7 +187,8 @@ void Turns::fill_to(int worker, uint64_t round) {
 
 std::optional<uint64_t> Turns::to_fill(int worker, uint64_t published) const {
   const uint64_t next = next_round_[index_of(worker)];
-  if (!is_aside_.empty()) return is_dismissed(worker) && !stands_aside(worker) ? std::optional(next) : std::nullopt;
+  if (!is_aside_.empty())
+    return is_dismissed(worker) && !is_known_gone_[index_of(worker)] ? std::optional(next) : std::nullopt;
   if (!fills() || next > fill_to_[index_of(worker)] || next != published + 1) return {};
   if (is_dismissed(worker) && pushes_in_ == 0) return {};  // there may be no such round
   return next;

@@ -122,8 +122,9 @@ class Turns {
   // Without synchronous rounds, of what has come: and when the last push of each worker did.
   std::optional<Clocks> clocks_;
   std::vector<Clock::time_point> last_push_;
-  // With a quorum: who stands aside until all do, and who is dismissed for ever. Empty: there is none.
-  std::vector<bool> is_aside_;
+  // With a quorum: who stands aside until all do, and who is dismissed for ever; and of whom of these the shard knows. Empty:
+  // there is none.
+  std::vector<bool> is_aside_, is_known_gone_;
 };
 
 }  // namespace p3
