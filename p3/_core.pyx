@@ -11,6 +11,7 @@ This file converts, checks and releases the GIL; it decides nothing. Each buffer
 with the memory: an Operation that is dropped early lives on in its worker until then.
 """
 
+cimport cython
 from cpython.buffer cimport (
     PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release,
     PyObject_GetBuffer,
@@ -321,6 +322,7 @@ cdef class Completions:
         return self.queue.done_of(token)
 
 
+@cython.no_gc_clear  # else the collector would let go of arrays that the core's threads still use
 cdef class P3Worker:
     """include/p3/worker.h says what its methods do.
 
@@ -564,7 +566,8 @@ cdef class P3Worker:
 
     def release(self, int key):
         """Forgets an idle key; its handle is none from here on. ValueError if it is not idle."""
-        self.core.release(key)
+        with nogil:
+            self.core.release(key)
 
     def capture(self, int key, uint64_t snapshot, residual=None):
         """`residual`: an array of residual_floats() in float32, of a key that keeps_residual()."""

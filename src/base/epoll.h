@@ -44,8 +44,11 @@ inline void close_if_open(int& fd) {
   fd = -1;
 }
 
+// As many as a clock can count from now on, if `value` is more, or no number.
 inline std::chrono::steady_clock::duration seconds(double value) {
-  return std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(value));
+  constexpr double kMost = 1e9;
+  const std::chrono::duration<double> clamped(value < kMost ? value : kMost);
+  return std::chrono::duration_cast<std::chrono::steady_clock::duration>(clamped);
 }
 
 inline int milliseconds(double value_s) { return std::max(1, static_cast<int>(value_s * 1e3)); }

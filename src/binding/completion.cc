@@ -4,15 +4,16 @@
 
 #include <chrono>
 
+#include "base/epoll.h"
+
 namespace p3::binding {
 namespace {
 
 unsigned forks_behind = 0;  // of this process and its ancestors; changes where only one thread is left
 [[maybe_unused]] const int is_counting = pthread_atfork(nullptr, nullptr, [] { ++forks_behind; });
 
-std::chrono::steady_clock::time_point in(double seconds) {
-  const std::chrono::duration<double> wait(seconds);
-  return std::chrono::steady_clock::now() + std::chrono::ceil<std::chrono::steady_clock::duration>(wait);
+std::chrono::steady_clock::time_point in(double timeout_s) {
+  return std::chrono::steady_clock::now() + seconds(timeout_s);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/epoll.h"
 #include "p3/trace.h"
 #include "worker/worker_impl.h"
 
@@ -315,8 +316,7 @@ bool Worker::close(double timeout_s) {
   using Clock = Impl::Clock;
   bool idle;
   {
-    const auto deadline =
-        Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
+    const auto deadline = Clock::now() + seconds(timeout_s);
     MutexLock lock(impl_->mutex_);
     while (impl_->pending_ > 0 && !impl_->failure_ && impl_->idle_.wait_until(lock, deadline)) {
     }

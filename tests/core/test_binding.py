@@ -1,6 +1,7 @@
 """The binding: a job of P3Workers and P3Servers in one process, over real sockets, with NumPy alone."""
 
 import itertools
+import math
 import re
 import socket
 import subprocess
@@ -8,6 +9,8 @@ import sys
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 
 import numpy as np
@@ -173,6 +176,19 @@ def test_an_operation_that_is_dropped_keeps_its_arrays_until_it_is_done():
         job.workers[0].push(key, np.ones(200_000, "float32"), np.empty(200_000, "float32"))  # dropped at once
         job.workers[1].push(key, np.ones(200_000, "float32"), landing).wait(DEADLINE_S)
         np.testing.assert_array_equal(landing, 2)
+
+
+@pytest.mark.parametrize("timeout_s", [math.inf, 1e12])
+def test_who_waits_for_ever_does(timeout_s):
+    with Job() as job, ThreadPoolExecutor() as pool:
+        key = job.key(10)
+        ones = np.ones(10, "float32")
+        job.init(key, ones)
+        waiting = pool.submit(job.workers[0].push(key, ones, ones.copy()).wait, timeout_s)
+        with pytest.raises(FutureTimeout):
+            waiting.result(0.1)
+        job.workers[1].push(key, ones, ones.copy()).wait(DEADLINE_S)
+        waiting.result(DEADLINE_S)
 
 
 @pytest.mark.parametrize("ring_bytes", [None, 4096])

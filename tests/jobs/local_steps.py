@@ -291,7 +291,7 @@ def one_is_slow(session, folder):
 
 
 def one_dies_aside(session):
-    """Worker 1 stands aside of all that it has sent, and dies there. Nobody waits for it, later on either: with the grace
+    """Worker 1 stands aside of all that it has sent, and dies there. Nobody waits for it, later on either: with a grace
     of an hour an exchange ends only when all have sent that are left."""
     training = p3.LocalSteps(session, {"w": np.zeros(4, np.float32)}, every=1, quorum=1, grace=3600.0)
     weights = training.step({name: one + 1 for name, one in training.arrays.items()})

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "base/epoll.h"
@@ -16,7 +17,8 @@ QuorumSlice::QuorumSlice(const ServerKey& its_key, uint32_t its_index, int its_t
       pushes_(workers()),
       on_time_(static_cast<int>(workers()), dtype_, static_cast<uint32_t>(elements_), host.transient,
                key.plan.codec.encoding),
-      late_(1, dtype_, static_cast<uint32_t>(elements_), host.transient, key.plan.codec.encoding, /*in_order=*/false) {}
+      late_(1, dtype_, static_cast<uint32_t>(elements_), host.transient, key.plan.codec.encoding, /*in_order=*/false),
+      weights_(workers()) {}
 
 void QuorumSlice::push(Task& task, Reply& reply) {
   reply.problem = problem_with_push(task);
@@ -42,13 +44,15 @@ const char* QuorumSlice::problem_with_push(const Task& task) const {
 
 void QuorumSlice::add(Task& task, bool is_late) {
   if (!task.payload) return;
-  weight_ += task.header.scalars.rescale;
   settings_ = {task.header.scalars, task.fields};
   const Compression sent = key.plan.codec.in(static_cast<Encoding>(task.header.encoding));
-  if (is_late)
+  if (is_late) {
+    late_weight_ += task.header.scalars.rescale;
     late_.add(0, std::move(task.payload), sent);
-  else
+  } else {
+    weights_[static_cast<size_t>(task.worker)] = task.header.scalars.rescale;
     on_time_.add(task.worker, std::move(task.payload), sent);
+  }
 }
 
 void QuorumSlice::resume(Reply& reply) {
@@ -77,8 +81,9 @@ void QuorumSlice::answer(const Quorum::Settled& settled, Reply& reply) {
 void QuorumSlice::update() {
   const PooledBuffer sum = take_sum();
   RoundScalars scalars = settings_.scalars;
-  scalars.rescale = weight_ > 0 ? 1 / weight_ : 0;
-  weight_ = 0;
+  const double weight = std::accumulate(weights_.begin(), weights_.end(), 0.0) + std::exchange(late_weight_, 0);
+  weights_.assign(weights_.size(), 0);
+  scalars.rescale = weight > 0 ? 1 / weight : 0;
   if (!sum) return;  // nobody had anything to add
   const Optimizer& its = *optimizer();
   make_state(its);

@@ -47,8 +47,9 @@ class QuorumSlice final : public CopiedSlice {
   uint64_t closed_ = 0;       // rounds
   // Of the open round.
   RankSum on_time_, late_;
-  double weight_ = 0;
-  RoundSettings settings_{};  // of the last push
+  std::vector<double> weights_;  // of those on time, by rank
+  double late_weight_ = 0;       // of the others, together
+  RoundSettings settings_{};     // of the last push
 };
 
 }  // namespace p3
