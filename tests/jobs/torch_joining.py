@@ -1,6 +1,7 @@
 """torch_joining.py MODE FOLDER: workers of PyTorch of whom ranks 0 and 2 die behind step 4; others take their places at
 step 8, once FOLDER has a file "go". With P3_ON_WORKER_LOSS=continue. Leaves the weights of each worker in FOLDER.
-torch_joining.py MODE FOLDER FIRST LAST: so many begin, nobody dies, and at step 8 others join until there are so many.
+torch_joining.py MODE FOLDER FIRST LAST [STEP]: so many begin, nobody dies, and at step 8, or STEP, others join until
+there are so many; with STEP, behind a load of the optimizer's states.
 
 MODE is one of MODES. alone(MODE, there): the same in one process, without P3: on the joined batch of who is `there` at
 each step, losing() or growing().
@@ -53,17 +54,28 @@ def losing(step):
     return [rank for rank in range(WORKERS) if rank not in GONE or not DIE_AT <= step < JOIN_AT]
 
 
-def growing(first, last):
-    return lambda step: list(range(first if step < JOIN_AT else last))
+def states_of(mode):
+    """Of the optimizer, which has trained another model."""
+    model = Model(3)
+    optimizer, _, _ = optimizer_of(mode, model)
+    inputs, targets = batch(0, STEPS)
+    torch.nn.functional.mse_loss(model(inputs), targets).backward()
+    optimizer.step()
+    return optimizer.state_dict()
+
+
+def growing(first, last, join_at=JOIN_AT):
+    return lambda step: list(range(first if step < join_at else last))
 
 
 def train(mode, folder, *numbers):
     import p3.torch
 
     there = growing(*map(int, numbers)) if numbers else losing
+    join_at = int(numbers[2]) if numbers[2:] else JOIN_AT
     first, state = p3.torch.resume()
     rank = p3.torch.rank()
-    model = Model(1 + first)  # other weights, where they are to come from the others
+    model = Model(1 if state is None else 2)  # other weights, where they are to come from the others
     optimizer, schedule, options = optimizer_of(mode, model)
     optimizer = p3.torch.DistributedOptimizer(optimizer, model, **options)
     if state is not None:
@@ -75,10 +87,12 @@ def train(mode, folder, *numbers):
             if rank not in there(DIE_AT):
                 os.kill(os.getpid(), signal.SIGKILL)
             p3.torch.barrier()
-        if step == JOIN_AT and first == 0:
+        if step == join_at and state is None:
             print("worker %d waits for go" % rank, flush=True)
             while not os.path.exists(os.path.join(folder, "go")):
                 time.sleep(0.01)
+            if numbers[2:]:
+                optimizer.load_state_dict(states_of(mode))
         if step % 4 == 0:
             members = p3.torch.members(step, {"schedule": schedule.state_dict()})
             print("worker %d at %d knows %s" % (rank, step, list(members)), flush=True)
@@ -101,10 +115,12 @@ def train(mode, folder, *numbers):
     torch.save(model.state_dict(), os.path.join(folder, "%d.pt" % rank))
 
 
-def alone(mode, there):
+def alone(mode, there, loads_at=None):
     model = Model(1)
     optimizer, schedule, options = optimizer_of(mode, model)
     for step in range(STEPS):
+        if step == loads_at:
+            optimizer.load_state_dict(states_of(mode))
         here = there(step)
         shares = [rank + 1 if mode == "weighed" else 1 for rank in here]
         optimizer.zero_grad()

@@ -46,10 +46,10 @@ def test_the_weights_are_those_of_training_on_the_joined_batch_of_who_is_there(t
     require_weights(tmp_path, mode, job.losing)
 
 
-def require_weights(folder, mode, there):
+def require_weights(folder, mode, there, loads_at=None):
     states = [torch.load(folder / ("%d.pt" % rank)) for rank in there(job.STEPS)]
     tolerance = {"sgd int8": 3e-2, "both ways": 5e-2}.get(mode, 2e-5)
-    for name, expected in job.alone(mode, there).items():
+    for name, expected in job.alone(mode, there, loads_at).items():
         assert all(torch.equal(states[0][name], other[name]) for other in states[1:]), name
         difference = (states[0][name] - expected).abs().max().item()
         assert difference <= tolerance, (name, difference)
@@ -71,6 +71,19 @@ def test_a_job_that_grows_trains_as_on_the_joined_batch_of_who_is_there(tmp_path
     ended = run.wait(100)
     assert ended.code == 0 and all(one.wait(20).code == 0 for one in joining), ended
     require_weights(tmp_path, mode, job.growing(first, last))
+
+
+@pytest.mark.parametrize("mode, step", [*((mode, 0) for mode in job.MODES), ("here", 4)])
+def test_who_joins_behind_a_load_and_before_any_further_step_trains_as_all(tmp_path, processes, mode, step):
+    command = [str(SCRIPTS / "torch_joining.py"), mode, str(tmp_path), "2", "3", str(step)]
+    run = p3_run(tmp_path, processes, 2, command, "--max-workers", "3", P3_CHECK="1")
+    run.read_until("waits for go", times=2)
+    joining = p3_join(tmp_path, processes, run, command, P3_CHECK="1")
+    run.read_until("waits to join the job")
+    (tmp_path / "go").touch()
+    ended, came = run.wait(100), joining.wait(20)
+    assert ended.code == 0 and came.code == 0, (ended, came)
+    require_weights(tmp_path, mode, job.growing(2, 3, step), loads_at=step)
 
 
 SCRIPT = """

@@ -273,7 +273,10 @@ class Rounds(job.Held, snapshots.Trainer):
             self._plans.settle()
 
     def own_state_now(self) -> Dict[str, Any]:
-        return {**self.own_state(), "like": self._like(), "checked": self._check.steps}
+        if not self._has_begun:
+            self._begin()  # or who joins would wait, in settle(), for what the first worker says in its first step
+        tells = self._control.beginning is not None
+        return {**self.own_state(), "like": self._like(), "tells": tells, "checked": self._check.steps}
 
     def _like(self) -> Dict[str, Any]:
         """What must be the same on one that joins, beside what the scheduler compares."""
@@ -291,6 +294,8 @@ class Rounds(job.Held, snapshots.Trainer):
         if differing:
             raise ValueError("%s: this process has joined a running job, whose training differs, in %s: make it "
                              "the same" % (self._session.label, ", ".join(differing)))  # fmt: skip
+        if first["tells"]:
+            self._tell_beginning()
         self._check.steps = first["checked"]
 
     def give_more(self) -> None:
