@@ -146,6 +146,30 @@ def test_what_is_kept_leaves_before_its_worker_waits_for_others(tmp_path):
     assert run(2, "one_looks", tmp_path, P3_WAIT_TIMEOUT_S="20").count("has gone on") == 2
 
 
+@pytest.mark.parametrize("way", ["step", "synchronize", "take_global", "state_dict", "barrier", "close"])
+def test_who_waits_for_how_much_a_worker_weighs_that_has_taken_fewer_steps_is_told_so(way):
+    taken = 6 if way == "step" else 4
+    require_told_of_steps(run_to_failure(2, "ends_early", way, 1, P3_WAIT_TIMEOUT_S="2"), taken)
+
+
+@pytest.mark.parametrize("way", ["step", "synchronize", "global_weights"])
+def test_who_waits_for_the_weights_of_a_worker_that_has_taken_fewer_steps_is_told_so(way):
+    taken = 6 if way == "step" else 4
+    require_told_of_steps(run_to_failure(2, "ends_early", way, 0, P3_WAIT_TIMEOUT_S="2"), taken)
+
+
+def run_to_failure(workers, *arguments, **variables):
+    status, output = jobs.run_p3(workers, 2, jobs.python("local_steps.py", *arguments), **variables)
+    assert status != 0, output
+    return output
+
+
+def require_told_of_steps(output, taken):
+    """In each error once."""
+    said = "(P3_WAIT_TIMEOUT_S). All workers must take the same number of local steps; this one has taken %d" % taken
+    assert said in output and said + ". " not in output, output
+
+
 @pytest.mark.parametrize("way, count", [("one", 1), ("others", 2)])
 def test_if_only_some_weigh_all_are_told(way, count):
     _, output = jobs.run_p3(3, 2, jobs.python("local_steps.py", "some_weigh", way), P3_WAIT_TIMEOUT_S="20")

@@ -253,6 +253,25 @@ def some_weigh(session, way):
     session.barrier("others, which are told, too")
 
 
+def ends_early(session, way, weighs):
+    """Worker 1 takes a step less than worker 0, which waits for its number, or for its weights, in `way`."""
+    training = p3.LocalSteps(session, first(), every=4, delay=2)
+    inner, weights = Adam(), training.arrays
+    for step in range((6 if way == "step" else 4) if session.rank == 0 else 3):
+        if weighs == "1":
+            training.weigh(1 + session.rank)
+        weights = training.step(inner.step(weights, session.rank, step))
+    if session.rank == 1:
+        with contextlib.suppress(p3.P3Error):  # which tells that worker 0 has waited long enough
+            while True:
+                session.check()
+                time.sleep(0.01)
+    elif way == "barrier":
+        session.barrier()
+    elif way not in ("step", "close"):
+        getattr(training, way)()
+
+
 def one_is_slow(session, folder):
     """Worker 2 sends its first differences when the others have had three exchanges without it; they go on from there
     when it has got its answer. Each worker learns the same in all its exchanges."""

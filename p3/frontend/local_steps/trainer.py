@@ -160,7 +160,7 @@ class LocalTrainer(snapshots.Trainer):
     def _send(self, numbers: Iterable[int], waits: bool) -> None:
         """What is kept of these fragments, as far as this worker's share in it is known; or `waits` for that."""
         for number in numbers:
-            with self._dropping_kept():
+            with self._awaiting_others():
                 factor = self._shares.factor(number, waits)
             if factor is not None:
                 made, priority = self._kept.pop(number)
@@ -175,10 +175,16 @@ class LocalTrainer(snapshots.Trainer):
         self._send(tuple(self._kept), waits=True)
 
     @contextlib.contextmanager
-    def _dropping_kept(self) -> Iterator[None]:
-        """Around what may find that not all have weighed: then what is kept cannot leave, which all are told."""
+    def _awaiting_others(self) -> Iterator[None]:
+        """Around what waits for others' weights, or for how much they weigh: a time-out says how many steps this worker
+        has taken. Where not all have weighed, what is kept cannot leave, which all are told."""
         try:
             yield
+        except TimeoutError as error:
+            said = "This worker has taken %d local steps"
+            if not self._has_quorum:
+                said = "All workers must take the same number of local steps; this one has taken %d"
+            raise TimeoutError("%s. %s" % (error, said % self.steps_taken)) from None
         except ValueError:
             self._kept.clear()
             self._session.kept_back.discard(self._send_all)
@@ -188,16 +194,11 @@ class LocalTrainer(snapshots.Trainer):
         fragment = self._fragments[number]
         began = time.monotonic()
         is_late = number in self._kept or any(one.is_pending and not one.has_come for one in fragment)
-        try:
-            with self._dropping_kept():
-                self._shares.require_alike(number)
-            if number in self._kept:
-                self._send([number], waits=True)
-            for one in fragment:
-                one.land()
-        except TimeoutError as error:
-            raise TimeoutError("%s. All workers must take the same number of local steps; this one has taken %d"
-                               % (error, self.steps_taken)) from None  # fmt: skip
+        with self._awaiting_others():
+            self._shares.require_alike(number)
+        if number in self._kept:
+            self._send([number], waits=True)
+        self._land_all(fragment)
         if is_late:
             self._waits += 1
             self._waited_s += time.monotonic() - began
@@ -256,7 +257,8 @@ class LocalTrainer(snapshots.Trainer):
         """Rank 0's become the global values, and this worker's."""
         for name, one in self._globals.items():
             one.init(first(name))
-        self._land()
+        for one in self._globals.values():
+            one.land()
         if self._has_quorum:  # whose rounds wait for nobody: a late worker would get what others have trained since
             self._session.barrier("LocalSteps, broadcast() or load_state_dict()")
 
@@ -386,7 +388,8 @@ class LocalTrainer(snapshots.Trainer):
         point."""
         self._agree_on_steps("release()")
         self._land()
-        self._shares.finish()
+        with self._awaiting_others():
+            self._shares.finish()
         self._drop()
 
     # Within
@@ -404,11 +407,15 @@ class LocalTrainer(snapshots.Trainer):
 
     def _land(self) -> None:
         for number in self._under_way:
-            with self._dropping_kept():
+            with self._awaiting_others():
                 self._shares.require_alike(number)  # or who has not weighed would wait for who has, and has failed
         self._send_all()
-        for one in self._globals.values():
-            one.land()
+        self._land_all(self._globals.values())
+
+    def _land_all(self, values: Iterable[Global]) -> None:
+        with self._awaiting_others():
+            for one in values:
+                one.land()
 
     def _meet(self) -> None:
         """With a quorum, on every worker at the same point: after it all have the same global weights, and all that was
@@ -420,10 +427,10 @@ class LocalTrainer(snapshots.Trainer):
         """The same, and nothing is merged. Waits for all workers, each of which stands aside of what it sends no more,
         so that nobody waits for it who comes later."""
         self._send_all()
-        for one in sorted(self._globals.values(), key=lambda one: one.is_pending):
-            one.stand_aside()
-        for one in self._globals.values():
-            one.land()
+        with self._awaiting_others():
+            for one in sorted(self._globals.values(), key=lambda one: one.is_pending):
+                one.stand_aside()
+        self._land_all(self._globals.values())
 
     def _take_in_all(self) -> None:
         for number in sorted(self._under_way):
