@@ -193,6 +193,11 @@ def test_with_a_quorum_no_exchange_waits_for_whose_script_has_ended():
     assert "worker 0 has gone on to [7.0]" in run(3, "two_end", P3_WAIT_TIMEOUT_S="30")
 
 
+def test_with_a_quorum_all_save_the_same_state_and_nobody_that_of_later_rounds():
+    found = re.findall(r"worker \d: (global \w+ momentum \w+)", run(2, "saves_at_own_speed"))
+    assert len(found) == 2 and len(set(found)) == 1, found
+
+
 def test_an_exchange_behind_each_step_is_training_on_averaged_weights():
     assert run(3, "averaged").count("averages") == 3
 

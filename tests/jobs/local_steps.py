@@ -347,6 +347,29 @@ def until(session, holds):
         time.sleep(0.005)
 
 
+def saves_at_own_speed(session):
+    """With a quorum worker 1 asks late for its state's momentum, when worker 0, which waits for nobody, may go on."""
+    if session.rank == 1:
+        fetch = session.fetch
+
+        def slow(*arguments):
+            time.sleep(0.2)
+            return fetch(*arguments)
+
+        session.fetch = slow
+    training = p3.LocalSteps(session, first(), every=1, quorum=1, grace=0)
+    inner, weights = Adam(), training.arrays
+    for step in range(6):
+        weights = training.step(inner.step(weights, session.rank, step))
+        if step == 2:
+            training.take_global()
+            state = training.state_dict()
+            weights = training.arrays
+            bits = digest(state["global"]), digest(state["momentum"])
+            print("worker %d: global %s momentum %s" % (session.rank, *bits))
+    training.take_global()
+
+
 def averaged(session):
     """An exchange behind each step, a mean: all train as those of a process that averages their weights."""
     training = p3.LocalSteps(session, first(), every=1, outer=PLAIN)

@@ -289,6 +289,8 @@ class LocalTrainer(snapshots.Trainer):
         exact = {name: np.empty_like(published[name]) for name, one in changed.items() if one.lands_changes}
         parts = [(changed[name].key, _MOMENTUM, array) for name, array in momenta.items()]
         states.fetch(self._session, parts + [(changed[name].key, MASTER, array) for name, array in exact.items()])
+        if self._has_quorum:  # or who comes late would get the momentum of rounds that others have closed since
+            self._session.barrier("state_dict()")
         updates = {name: one.updates for name, one in self._globals.items()}
         arrays = {"global": published, "exact": exact, "momentum": momenta}
         return {**self._position(), "updates": updates, **arrays}
