@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any, Iterable, Iterator, Tuple
 
 from p3.worker.key import Key
@@ -32,10 +31,11 @@ def give(session: Session, parts: Iterable[Tuple[Key, int, Any, int]]) -> None:
     session.wait(operations)
 
 
-@contextlib.contextmanager
 def between_barriers(session: Session, of: str) -> Iterator[None]:
-    """Around give(), on every worker: what any saves before its call is what was there, and after it the new. `of`: the
-    script's call."""
-    session.barrier(of)
-    yield
-    session.barrier(of)
+    """`for _ in between_barriers(...)`: give(), on every worker. What any saves before its call is what was there, and
+    after it the new. Again if a worker has departed meanwhile: who gives may not have come to its end, and another one
+    does so then. `of`: the script's call."""
+    before, members = None, session.barrier(of)
+    while members != before:
+        yield
+        before, members = members, session.barrier(of)

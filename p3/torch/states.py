@@ -74,7 +74,7 @@ def give(session: Session, parameters: Iterable[Parameter], states: States) -> N
         if given and not set(missing) <= set(unread):
             raise ValueError("the state of %s has no %s: it is of an optimizer with other settings"
                              % (parameter.name, ", ".join(name for name in missing if name not in unread)))  # fmt: skip
-        had_updates = parameter.updates > 0
+        had_updates = parameter.updates > 0 or parameter.has_changed
         if not given:
             parameter.updates = 0
             arrays = [_initial(parameter)] * len(kept.arrays)

@@ -450,16 +450,18 @@ class Session(Control):
         value = self._options.wanted(store, name)
         return None if value is None else dict(value)
 
-    def barrier(self, of: str = "barrier()") -> None:
-        """Returns when every worker has called it as often as this one. TimeoutError after P3_WAIT_TIMEOUT_S, which
-        names `of`, the script's call.
+    def barrier(self, of: str = "barrier()") -> Tuple[int, ...]:
+        """Returns when every worker has called it as often as this one: the ranks of the members then, the same on all.
+        TimeoutError after P3_WAIT_TIMEOUT_S, which names `of`, the script's call.
 
         In a process that takes a lost one's place, and before its first push, barriers that the lost one had entered
         return at once; in one that has joined a running job, those before its first agree_on_members().
         """
         self.check()
-        if not self.entrance.is_on_trial:
-            self.barriers.enter(of)
+        if self.entrance.is_on_trial:
+            return self.members
+        members, _ = self.barriers.enter(of)
+        return tuple(members)
 
     @property
     def members(self) -> Tuple[int, ...]:

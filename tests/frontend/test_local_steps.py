@@ -228,6 +228,13 @@ def test_a_loaded_state_takes_the_same_steps(codec, saved_at):
     assert run(2, "loads", codec, saved_at).count("goes on") == 2
 
 
+@pytest.mark.parametrize("quorum", [(), (1, 0)])
+def test_who_dies_while_it_gives_what_was_loaded_leaves_the_others_with_all_of_it(tmp_path, quorum):
+    output = run(3, "loads_of_the_dead", tmp_path, *quorum, P3_ON_WORKER_LOSS="continue", P3_WAIT_TIMEOUT_S="20")
+    bits = re.findall(r"worker [12] goes on with (\w+)", output)
+    assert len(bits) == 2 and len(set(bits)) == 1, output
+
+
 @pytest.mark.parametrize("codec", ["none", "int4", "weighed"])
 def test_a_job_resumes_with_the_bits_of_an_uninterrupted_one(tmp_path, codec):
     whole = run(2, "resumed", tmp_path, codec, 17, 0)

@@ -458,6 +458,28 @@ def loads(session, codec, saved_at):
     print("worker %d goes on" % session.rank)
 
 
+def loads_of_the_dead(session, folder, *quorum):
+    """Worker 0 dies in load_state_dict(), when all have its values, and nobody has any momentum of it. The others have
+    both, and go on from there."""
+    rank = session.rank
+    given = dict(zip(("quorum", "grace"), map(int, quorum)))
+    training, inner = p3.LocalSteps(session, first(), every=2, **given), Adam()
+    for step in range(4):
+        training.step(inner.step(training.arrays, rank, step))
+    training.take_global()
+    state = training.state_dict()
+    for step in range(4, 8):
+        training.step(inner.step(training.arrays, rank, step))
+    this_job.die_giving(session, folder, last=3)
+    training.load_state_dict(state)
+    found = training.state_dict()
+    for part in ("global", "momentum"):
+        assert digest(found[part]) == digest(state[part]), part
+    for step in range(8, 12):
+        training.step(inner.step(training.arrays, rank, step))
+    print("worker %d goes on with %s" % (rank, digest(training.take_global())))
+
+
 def resumed(session, folder, codec, steps, die_at):
     """With snapshots; rank 0 is killed behind step `die_at` the first time. Prints digests."""
     round, state = resume(session)

@@ -79,7 +79,7 @@ def one_round(session, key, value, step):
 def give_another(session, key, value):
     session.barrier()  # as somebody may lack what the round before made of it
     session.init(key, np.ones_like(value) if session.is_first else None, value).wait(60)
-    with states.between_barriers(session, "give_another()"):
+    for _ in states.between_barriers(session, "give_another()"):
         if states.has_a_say(session, key):
             states.give(session, [(key, 1, np.full(ELEMENTS, 0.25, np.float32), 0)])
 

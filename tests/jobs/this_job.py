@@ -6,6 +6,8 @@ import signal
 import time
 from pathlib import Path
 
+from turns import Turns
+
 
 def server():
     ours = b"DMLC_PS_ROOT_PORT=" + os.environ["DMLC_PS_ROOT_PORT"].encode()
@@ -46,3 +48,25 @@ def die_once(session, folder):
         marker.touch()
         session.snapshots.finish()
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_giving(session, folder, last=2):
+    """Worker 0 dies when it is to give the servers a state, and the others have come to the `last` barrier from here
+    on, as in the load of one."""
+    turns, barrier, entered = Turns(folder), session.barrier, []
+
+    def dies(*_arguments, **_keywords):
+        for rank in range(1, session.num_workers):
+            turns.wait("worker %d waits for all" % rank)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def told(*arguments):
+        entered.append(arguments)
+        if len(entered) == last:
+            turns.come("worker %d waits for all" % session.rank)
+        return barrier(*arguments)
+
+    if session.rank == 0:
+        session.store = dies
+    else:
+        session.barrier = told

@@ -693,7 +693,7 @@ def saves_behind_a_load(folder):
         session.store = turns.behind(session.store, "save")
     else:
         session.fetch, enter = turns.before(session.fetch, "save"), session.barrier
-        session.barrier = lambda *of: (enter(*of), setattr(session, "barrier", turns.within(enter, "save")))
+        session.barrier = lambda *of: (enter(*of), setattr(session, "barrier", turns.within(enter, "save")))[0]
     optimizer.load_state_dict(zeros)
     assert _have_momentum(optimizer.state_dict()) == [False, False]
 

@@ -44,6 +44,6 @@ class Turns:
 
         def telling(*arguments):
             self.come(turn)
-            barrier(*arguments)
+            return barrier(*arguments)
 
         return telling

@@ -71,6 +71,41 @@ def test_a_mean_is_one_although_a_worker_dies_in_the_middle_of_its_push(tmp_path
     assert ended.code == 0 and ended.err.count("the job goes on without it") == 4, ended
 
 
+@pytest.mark.parametrize("loads", ["a state", "none"])
+def test_who_dies_while_it_gives_what_was_loaded_leaves_the_others_with_all_of_it(tmp_path, processes, loads):
+    script = """
+        import sys
+        sys.path.insert(0, sys.argv[1])
+        import copy
+        import torch, p3.torch
+        import this_job
+        from p3.torch.start import job
+        model = torch.nn.Linear(10, 3)
+        optimizer = p3.torch.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.01), model)
+        saved = [copy.deepcopy(optimizer.state_dict())]
+        for step in range(6):
+            model(torch.ones(1, 10)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            saved.append(copy.deepcopy(optimizer.state_dict()))
+        this_job.die_giving(job.current(), ".")
+        saved = saved[0 if sys.argv[2] == "none" else 3]
+        optimizer.load_state_dict(saved)
+        found = optimizer.state_dict()["state"]
+        assert found.keys() == saved["state"].keys(), found
+        for number, state in saved["state"].items():
+            assert all(torch.equal(found[number][name], array) for name, array in state.items()), found
+        model(torch.ones(1, 10)).sum().backward()
+        optimizer.step()
+        found = optimizer.state_dict()["state"][0]
+        if not saved["state"]:  # of gradients of 1
+            assert found["step"] == 1 and torch.allclose(found["exp_avg"], torch.full((3, 10), 0.1)), found
+        print("has %d updates" % found["step"])
+    """
+    ended = p3_run(tmp_path, processes, 3, [write_script(tmp_path, script), str(SCRIPTS), loads])
+    assert ended.code == 0 and ended.out.count("has %d updates" % (1 if loads == "none" else 4)) == 2, ended
+
+
 @pytest.mark.parametrize("dies", [False, True])
 def test_snapshots_rest_while_workers_are_in_join_also_if_one_dies_there(tmp_path, processes, dies):
     script = """

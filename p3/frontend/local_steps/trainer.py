@@ -313,10 +313,11 @@ class LocalTrainer(snapshots.Trainer):
                 self._take_in_all()
             return
         self._land()
-        with states.between_barriers(self._session, of):
-            for name, one in self._globals.items():
-                one.init(content["global"][name])
-            self._land()
+        self._session.barrier(of)  # or who is late would save the new values
+        for name, one in self._globals.items():
+            one.init(content["global"][name])
+        self._land()
+        for _ in states.between_barriers(self._session, of):
             self._give_states(content)
         self._go_on(content)
 
@@ -364,7 +365,7 @@ class LocalTrainer(snapshots.Trainer):
     def _give_states(self, content: Mapping[str, Any]) -> None:
         parts: List[Tuple[Key, int, Any, int]] = []
         for name, one in self._globals.items():
-            had_updates, one.updates = one.updates > 0, content["updates"][name]
+            had_updates, one.updates = one.updates > 0 or one.has_changed, content["updates"][name]
             if not states.has_a_say(self._session, one.key):
                 continue
             if self._options.outer.momentum > 0 and (had_updates or one.updates > 0):

@@ -89,7 +89,7 @@ class SavedStates:
             _give(store, {key: self._loaded.pop(key)}, store.updates.optimizer)
 
     def _give_between_barriers(self, states, counted_by):
-        with between_barriers(self._store.session, "load_optimizer_states(), set_optimizer() or set_data()"):
+        for _ in between_barriers(self._store.session, "load_optimizer_states(), set_optimizer() or set_data()"):
             _give(self._store, states, counted_by)
 
 

@@ -194,9 +194,10 @@ class OnServers(Overlapping):
 
     def load(self, load_state_dict: Callable[[Dict[str, Any]], None], content: Dict[str, Any]) -> None:
         super().load(load_state_dict, content)
-        self._loaded = states.taken(self._optimizer)
+        self._loaded = loaded = states.taken(self._optimizer)
         if self._has_begun:
             self._begin()
             self._live.end_step()  # what follows is a step's beginning, which may set other numbers
-            with states_of_servers.between_barriers(self._session, "load_state_dict() of the optimizer"):
+            for _ in states_of_servers.between_barriers(self._session, "load_state_dict() of the optimizer"):
+                self._loaded = loaded
                 self._give_loaded()
