@@ -17,6 +17,7 @@ import p3
 from p3.errors import ConfigError
 from p3.frontend.local_steps.fragments import Schedule, layers_of, packed
 from p3.frontend.local_steps.options import Options, Outer
+from p3.frontend.local_steps.shares import OwnNumbers
 from p3.frontend.local_steps.value import merged
 from p3.settings import Settings
 
@@ -191,6 +192,15 @@ def test_with_a_quorum_nobody_waits_for_who_has_died_in_a_meeting():
 
 def test_with_a_quorum_no_exchange_waits_for_whose_script_has_ended():
     assert "worker 0 has gone on to [7.0]" in run(3, "two_end", P3_WAIT_TIMEOUT_S="30")
+
+
+def test_with_a_quorum_a_step_weighs_what_was_said_of_it_and_not_of_one_that_was_left_out(session):
+    numbers = OwnNumbers(session, 1)
+    numbers.weigh(5, due=0)
+    numbers.leave_out()
+    numbers.weigh(3, due=0)
+    numbers.end_step(due=0)
+    assert numbers.factor(0, waits=False) == 3
 
 
 def test_with_a_quorum_all_save_the_same_state_and_nobody_that_of_later_rounds():

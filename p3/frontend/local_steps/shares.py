@@ -21,6 +21,8 @@ from p3.worker.session import Session
 class Counted(ABC):
     """What this worker has trained on, of all fragments. Threads: the script's."""
 
+    _tells_others = True  # as soon as the number is known, and once
+
     def __init__(self, session: Session, fragments: int) -> None:
         self._session = session
         self._since: List[Optional[float]] = [None] * fragments  # samples since its last exchange; None: not weighed
@@ -35,7 +37,7 @@ class Counted(ABC):
             raise ValueError("%s: weigh() was called before in this step, and step() has not ended it: call it once in "
                              "each step, with the samples of all its batches" % self._session.label)  # fmt: skip
         self._of_step, self._may_be_left_out = number, False
-        if due is not None and due not in self._told:
+        if self._tells_others and due is not None and due not in self._told:
             self._tell(due)
 
     def leave_out(self) -> None:
@@ -127,6 +129,8 @@ class Shares(Counted):
 
 class OwnNumbers(Counted):
     """With a quorum. Nobody can tell whether all have called weigh(): who has not counts as one sample."""
+
+    _tells_others = False  # so it is that of the step that is taken, whatever was left out
 
     def _telling(self, own: Optional[float]) -> float:
         return 1.0 if own is None else own
