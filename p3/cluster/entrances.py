@@ -115,8 +115,13 @@ class Entrances:
             {"kind": "welcome", "rank": node.rank, "rejoined": None, "entered": entered, "outlived": outlived}
         )
         entry.stream.send(nodes())
-        what = "%s: %s did not connect to all nodes within %g s." % (self._label, entry, self._settings.timeout_s)
-        asyncio.get_running_loop().call_later(self._settings.timeout_s, self._give_up_slow, entry, what)
+        # Who was admitted behind it waits for it, and sends no heartbeat before it has entered itself: this one is gone
+        # long before those are missed.
+        connecting_s = self._settings.timeout_s / 2
+        what = "%s: %s did not connect to all nodes within %g s (half of P3_TIMEOUT_S)."
+        asyncio.get_running_loop().call_later(
+            connecting_s, self._give_up_slow, entry, what % (self._label, entry, connecting_s)
+        )
 
     def _candidate(self, entry: Entry) -> _Candidate:
         """RendezvousError if it can never enter."""

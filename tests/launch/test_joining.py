@@ -115,6 +115,21 @@ def test_one_that_freezes_before_it_has_joined_is_ended_and_another_one_started(
     require_right(tmp_path, said + ended.out, lambda step: [0, 2] if 3 <= step < 10 else [0, 1, 2], 3)
 
 
+def test_one_that_freezes_on_its_way_costs_the_place_of_none_that_comes_with_it(tmp_path, processes):
+    run = start(tmp_path, processes, 4, [(1, 3), (2, 3)], [5], P3_TIMEOUT_S="4")
+    said = run.read_until("The others go on without it", "waits for go-5", times=2)
+    frozen = join(tmp_path, processes, run, P3_TIMEOUT_S="4", P3_RANK="1")
+    said += run.read_until("waits to join the job")
+    os.kill(frozen.popen.pid, signal.SIGSTOP)
+    joining = join(tmp_path, processes, run, P3_TIMEOUT_S="4", P3_RANK="2")
+    said += run.read_until("waits to join the job")
+    (tmp_path / "go-5").touch()
+    ended, came = run.wait(60), joining.wait(60)
+    assert ended.code == 0 and came.code == 0, (ended, came)
+    there = lambda step: [0, 1, 2, 3] if step < 3 else [0, 3] if step < 5 else [0, 2, 3]  # noqa: E731
+    require_right(tmp_path, said + ended.out + came.out, there, 4)
+
+
 def test_servers_and_workers_agree_on_who_is_first_of_two_that_join_at_once(tmp_path, processes):
     script = tmp_path / "script.py"
     script.write_text("""
