@@ -31,13 +31,14 @@ log = logging.getLogger("p3.member")
 _FAREWELL_S = 2.0  # for the scheduler to read what we have sent
 _MARGIN_S = 5.0  # the scheduler, which knows who is missing, gives up first
 _RETRY_S = 0.2
+_CAUSE_S = 0.25  # for the scheduler to say why a step has failed
 
 
 class _Refused(Exception):
     """By the scheduler, for good."""
 
 
-class _Gone(RendezvousError):
+class SchedulerGone(RendezvousError):
     """The scheduler has ended."""
 
 
@@ -109,12 +110,18 @@ class Member:
                     "%s: waited %g s (P3_JOIN, --wait) to join the job of the scheduler at %s: %s"
                     % (self._label, settings.join_s, endpoint(settings.root_host, settings.root_port), self._waits_as)
                 ) from None
-            except _Gone as gone:
+            except SchedulerGone as gone:
                 self._stream.abort()
                 if self._tunnel is not None:
                     self._tunnel.close()
                 log.warning("%s Trying again to join the job", gone)
             await asyncio.sleep(_RETRY_S)
+
+    @property
+    def may_enter_again(self) -> bool:
+        """Whether a scheduler that dies while this is on its way into a running job leaves that to another one, which
+        takes back what was decided of it."""
+        return self.outlived and self.entered is not None
 
     async def _connect(self) -> None:
         """Up to the `join` message."""
@@ -185,12 +192,14 @@ class Member:
         await self._receive_within(self._settings.rendezvous_timeout_s + _MARGIN_S, "start")
 
     async def unless_aborted(self, step):
-        """Awaits `step`, but raises RendezvousError at once if the scheduler reports a failure meanwhile, and if it
-        does not long after it should have."""
+        """Awaits `step`, but raises RendezvousError at once if the scheduler reports a failure meanwhile, or ends, and
+        if it does not long after it should have."""
         deadline_s = self._settings.rendezvous_timeout_s + _MARGIN_S
         both = work, listening = asyncio.ensure_future(step), asyncio.ensure_future(self.receive())
         done, late = await asyncio.wait(both, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
-        for task in late:
+        if listening not in done and done and work.exception() is not None:  # may follow from what is about to be heard
+            done |= (await asyncio.wait({listening}, timeout=_CAUSE_S))[0]
+        for task in both:
             task.cancel()
         await asyncio.gather(*both, return_exceptions=True)
         if listening in done:
@@ -273,7 +282,7 @@ class Member:
     async def _come_back(self, loss: str) -> None:
         """RendezvousError if there is nobody to come back to. May be cancelled and called again."""
         if not self._outlives:
-            raise _Gone(loss)
+            raise SchedulerGone(loss)
         if not self.is_away:
             self._coming_back = asyncio.ensure_future(self._until_back(loss))
         await asyncio.shield(self._coming_back)
@@ -289,7 +298,7 @@ class Member:
                 raise RendezvousError(str(refusal)) from None
             except (RendezvousError, AuthenticationError, ProtocolError, OSError) as error:
                 # While the job runs somebody listens there, if only for the next scheduler.
-                is_over = self._has_said_bye and isinstance(error, _Gone)
+                is_over = self._has_said_bye and isinstance(error, SchedulerGone)
                 if is_over or time.monotonic() >= deadline:
                     self._give_up()
                     raise RendezvousError("%s No other one took its place: %s" % (loss, error)) from None
@@ -398,8 +407,8 @@ def _join_message(settings: Settings, host: str, door: Optional[DoorStep]) -> di
 async def _connect_to_scheduler(
     settings: Settings, secret: bytes, purpose: int, timeout_s: float
 ) -> Tuple[socket.socket, auth.Connector]:
-    """Tries until `timeout_s` is over, because nodes start in any order; then proves both ends. _Gone if nobody even
-    listens there."""
+    """Tries until `timeout_s` is over, because nodes start in any order; then proves both ends. SchedulerGone if nobody
+    even listens there."""
     label = "%s%s" % (settings.role, "" if settings.rank is None else " %d" % settings.rank)
     where = endpoint(settings.root_host, settings.root_port)
     deadline = time.monotonic() + timeout_s
@@ -412,7 +421,7 @@ async def _connect_to_scheduler(
             settings.root_host, settings.root_port, "DMLC_PS_ROOT_URI", deadline, unresolved
         )
         if sock is None:
-            raise (_Gone if reason == REFUSED else RendezvousError)(
+            raise (SchedulerGone if reason == REFUSED else RendezvousError)(
                 "%s: no scheduler at %s for %g s (%s). Is it started, and are DMLC_PS_ROOT_URI and "
                 "DMLC_PS_ROOT_PORT its address?" % (label, where, timeout_s, reason)
             )

@@ -39,7 +39,7 @@ class Recording:
                 "%s: P3_TRACE=%r: cannot write %s: %s. Name a new directory, on each host, that this user may write."
                 % (node, folder, error.filename, error.strerror)
             ) from None
-        self._path = path + PROCESS_SUFFIX
+        self._path = path
         self._write(
             kind="process",
             version=VERSION,
@@ -57,6 +57,11 @@ class Recording:
         """None where P3_TRACE is unset."""
         return None if settings.trace is None else cls(settings.trace, node)
 
+    def discard(self) -> None:
+        """Of a core that was never started, and is gone: another one may be the same node."""
+        for suffix in (PROCESS_SUFFIX, EVENTS_SUFFIX):
+            os.unlink(self._path + suffix)
+
     def note_key(self, store: int, name, shape, dtype: str, plan: KeyPlan) -> None:
         """A full disk costs the key its name in the report, and the job nothing."""
         try:
@@ -66,11 +71,11 @@ class Recording:
                 row_elements=plan.row_elements, codec=dict(plan.codec), value_codec=dict(plan.value_codec),
             )  # fmt: skip
         except OSError as error:
-            log.warning("%s: key %r is not recorded: %s", self._path, name, error.strerror)
+            log.warning("%s: key %r is not recorded: %s", self._path + PROCESS_SUFFIX, name, error.strerror)
 
     def _write(self, **fields) -> None:
         """Opened for each line: there are few, and nothing is left to close, here or in a forked child."""
-        with open(self._path, "a") as file:
+        with open(self._path + PROCESS_SUFFIX, "a") as file:
             file.write(json.dumps(fields) + "\n")
 
 

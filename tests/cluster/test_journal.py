@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 
 from p3.cluster import journal
 from p3.cluster.connections import channel, frames
+from p3.cluster.connections.vans import accept_workers
 from p3.cluster.journal import Journal, Outbox
 from p3.cluster.member import Member
 from p3.cluster.node import Node, listen
 from p3.cluster.scheduler import Scheduler
 from p3.errors import RendezvousError
 from p3.settings import Settings
+from p3.worker.links.cluster import ClusterLink
 
 WORKER, SERVER = Node("worker", 0, "a"), Node("server", 1, "b")
 HEARTBEAT = frames.HEADER.pack(*{**dict.fromkeys(frames.FIELDS, 0), "kind": frames.HEARTBEAT}.values())
@@ -104,14 +106,14 @@ DEAD = 9  # exit code
 
 
 class MortalJournal(Journal):
-    """Of a scheduler that dies with its n-th message, one way or another. 0: with none."""
+    """Of a scheduler that dies with its n-th message (of a kind), one way or another. 0: with none."""
 
-    def __init__(self, descriptor, left, how):
+    def __init__(self, descriptor, left, how, kind=None):
         super().__init__(descriptor)
-        self._left, self._how, self.tells = left, how, None
+        self._left, self._how, self._kind, self.tells = left, how, kind, None
 
     def add(self, node, message):
-        self._left -= 1
+        self._left -= self._kind in (None, message["kind"])
         if self._left == 0 and self._how == "torn":
             os.pwrite(self._descriptor, b"\x50\0\0\0{", self._bytes)
         if self._left == 0 and self._how in ("unwritten", "torn"):
@@ -363,3 +365,76 @@ def test_who_comes_back_and_freezes_before_it_is_watched_is_missed():
     with mortal_schedulers([(1, "unwritten")], num_servers=1, timeout_s=2, on_worker_loss="continue") as job:
         for player in asyncio.run(played(job)):
             assert [one["rank"] for one in player.heard if one["kind"] == "departed"] == [1]
+
+
+class AtMarks(Player):
+    """A worker that comes to one mark after the other, until somebody has entered and gone."""
+
+    def __init__(self, job, rank, begun):
+        super().__init__(job, "worker", rank)
+        self._begun = begun
+
+    async def _work(self, program):
+        self._begun.set()
+        number, entered = 0, []
+        while not entered:
+            number += 1
+            self.member.send({"kind": "barrier", "number": number, "mark": {"round": 7, "problem": ""}})
+            entered = (await self._hear("barrier_done"))["entered"]
+        await self._hear("departed")
+        self.member.send({"kind": "bye"})
+
+
+class Admitting(Player):
+    """A server. To the first process that is admitted it does not open its door, to the others it does."""
+
+    def __init__(self, job, is_on_its_way):
+        super().__init__(job, "server", 0)
+        self._is_on_its_way, self.told = is_on_its_way, []
+
+    async def _serve(self):
+        with contextlib.ExitStack() as at_end:
+            while True:
+                message = await self._hear()
+                self.told += [message["kind"]] if message["kind"] in ("admit", "departed") else []
+                if message["kind"] == "admit":
+                    self.member.send({"kind": "admitted", "rank": message["rank"], "problem": ""})
+                    door = self.member.door
+                    if not self._is_on_its_way.is_set():
+                        await channel.until_ready(door.listeners[-1], "read")
+                        self._is_on_its_way.set()
+                    else:
+                        secret, label = self.settings.job_secret(), str(self.member.node)
+                        for van in (await accept_workers(door, secret, label, [message["rank"]])).values():
+                            at_end.callback(van.close)
+                elif message["kind"] == "count_for":
+                    self.member.send({"kind": "counted", "worker": 0, "number": 1, "counters": {}})
+                elif message["kind"] == "stop":
+                    self.member.send({"kind": "bye"})
+                    return
+
+
+@pytest.mark.parametrize("traces", [False, True])
+def test_who_is_on_its_way_into_the_job_when_the_scheduler_dies_comes_again(tmp_path, traces):
+    async def played(job):
+        begun, is_on_its_way = asyncio.Event(), asyncio.Event()
+        workers, server = [AtMarks(job, rank, begun) for rank in range(2)], Admitting(job, is_on_its_way)
+        playing = asyncio.gather(*(player.play([]) for player in [*workers, server]))
+        wants = replace(job, role="worker", join_s=60.0, num_workers=None, num_servers=None, max_workers=None,
+                        trace=str(tmp_path) if traces else None)  # fmt: skip
+        await begun.wait()
+        entering = asyncio.get_running_loop().run_in_executor(None, ClusterLink, wants)
+        await is_on_its_way.wait()
+        workers[0].member.send({"kind": "count", "number": 1})  # with which the scheduler dies
+        link = await asyncio.wait_for(entering, 60)
+        assert (link.node.rank, link.entered["round"]) == (2, 7)
+        link.close("it has seen enough")
+        await playing
+        assert server.told == ["admit", "departed"] * 2
+
+    with mortal_schedulers(
+        [(1, "unwritten", "count")], num_servers=1, max_workers=3, timeout_s=20, on_worker_loss="continue",
+        local_aggregation=False,
+    ) as job:
+        asyncio.run(played(job))
+    assert len(list(tmp_path.glob("*.p3trace"))) == traces

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from typing import Callable, List, Optional, Set
 
@@ -11,13 +12,15 @@ from p3._core import P3Worker
 from p3.cluster import messages
 from p3.cluster.connections.channel import cancel
 from p3.cluster.connections.vans import DoorStep, accept_workers, connect, provide_for
-from p3.cluster.member import Member
+from p3.cluster.member import Member, SchedulerGone
 from p3.cluster.node import Node, machine_id
 from p3.cluster.stragglers import report_late
 from p3.errors import ConfigError, RendezvousError
 from p3.settings import Settings
 from p3.trace.recording import Recording, fd_of
 from p3.worker.links.link import Link
+
+log = logging.getLogger("p3")
 
 _CLOSE_TIMEOUT_S = 5.0
 _LOOK_S = 0.1  # for servers that are lost
@@ -36,6 +39,7 @@ class ClusterLink(Link):
         self.on_worker_loss, self.on_server_loss = settings.on_worker_loss, settings.on_server_loss
         self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._member: Optional[Member] = None
+        self.recording: Optional[Recording] = None
         self._opened = threading.Event()
         self._opening_failed: Optional[BaseException] = None
         self._leaving = False
@@ -102,8 +106,7 @@ class ClusterLink(Link):
         self._finished = asyncio.Event()
         self._member = await Member.join(self.settings)
         try:
-            await self._member.unless_aborted(self._open_vans())
-            await self._member.start()
+            await self._take_place()
             self.core.start()
             self._member.outlive(self.core)
             self._opened.set()
@@ -114,6 +117,28 @@ class ClusterLink(Link):
             raise
         finally:
             await self._member.close()
+
+    async def _take_place(self) -> None:
+        """Until all connections stand, everywhere. One that enters a running job begins anew if the scheduler dies: the
+        next one knows nothing of it."""
+        while True:
+            try:
+                await self._member.unless_aborted(self._open_vans())
+                return await self._member.start()
+            except SchedulerGone as gone:
+                if not self._member.may_enter_again:
+                    raise
+                log.warning("%s Trying again to join the job", gone)
+            self._drop_core()
+            await self._member.close()
+            self._member = await Member.join(self.settings)
+
+    def _drop_core(self) -> None:
+        """With its connections; before it was started."""
+        self.core = None
+        if self.recording is not None:
+            self.recording.discard()
+            self.recording = None
 
     async def _open_vans(self) -> None:
         settings, member = self.settings, self._member
