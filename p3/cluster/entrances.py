@@ -65,15 +65,16 @@ class Entrances:
         end: asyncio.Future,
         decide: Callable[[Node, dict], None],
         depart: Callable[[Entry, str], None],
+        dismiss: Callable[[Entry, str], None],
         tell: Callable[[Sent], None],
         report: Callable[[dict], None],
     ) -> None:
         """`label`: the scheduler's. `end`: of the job. `decide(node, decision)` writes it down, and has it applied;
-        `depart(entry, text)` the same of one that is gone. `tell`: what Agreement has decided. `report` tells `p3 run`.
-        """
+        `depart(entry, text)` the same of one that is gone; `dismiss(entry, text)` of one that was to take its place.
+        `tell`: what Agreement has decided. `report` tells `p3 run`."""
         self._settings, self._label, self._roster, self._rendezvous = settings, label, roster, rendezvous
         self._agreement, self._end = agreement, end
-        self._decide, self._depart, self._tell, self._report = decide, depart, tell, report
+        self._decide, self._depart, self._dismiss, self._tell, self._report = decide, depart, dismiss, tell, report
         self.replays = False  # what a scheduler before this one has decided: nothing new, up to go_on()
         self._entrants = Entrants(agreement, roster.nodes("worker"), roster.nodes("server"))
         self._candidates: Dict[Node, _Candidate] = {}  # of those on the way
@@ -222,7 +223,7 @@ class Entrances:
         """One that is on the way."""
         self._candidates.pop(node, None)
         text = "%s: the process that was to be worker %d did not join: %s." % (self._label, node.rank, why)
-        self._depart(self._roster.by_node[node], text)
+        self._dismiss(self._roster.by_node[node], text)
 
     def on_ready(self, entry: Entry) -> None:
         """The connections of one that let_in() has let in stand."""

@@ -308,7 +308,7 @@ class Scheduler:
         self._vacancies = Vacancies(settings, self._label, roster, self._agreement, self._end, self._fail, self._report)
         self._entrances = Entrances(
             settings, self._label, roster, self._rendezvous, self._agreement, self._end, self._decide, self._depart,
-            self._tell, self._report,
+            self._dismiss, self._tell, self._report,
         )  # fmt: skip
 
     def _nodes(self) -> dict:
@@ -583,7 +583,13 @@ class Scheduler:
     # Going on without a worker
 
     def _depart(self, entry: Entry, text: str) -> None:
-        """`text`: how it was lost."""
+        """`text`: how it was lost. Once: it may be given up for another reason, too, while that was to be settled, and
+        its place may be another one's by then."""
+        if not entry.left:
+            self._dismiss(entry, text)
+
+    def _dismiss(self, entry: Entry, text: str) -> None:
+        """It, or who was to take its place."""
         if self._end.done():
             return
         departed = {"kind": "departed", "rank": entry.node.rank}

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from p3.cluster import scheduler
+from p3.cluster import entrances, scheduler
 from p3.cluster.connections import channel, frames
 from p3.cluster.journal import Journal
 from p3.cluster.member import Member
@@ -43,14 +43,14 @@ class Job:
         self.watches += [await one.open_watch() for one in members]
         await asyncio.gather(*(one.start() for one in members))
 
-    async def let_one_in(self):
-        """It is on trial then."""
+    async def let_one_in(self, number=1):
+        """At the mark of that number. It is on trial then."""
         wants = replace(self.settings, role="worker", join_s=20.0, num_workers=None, num_servers=None, max_workers=None)
         joining = asyncio.ensure_future(Member.join(wants))
         while not self.scheduler._entrances._entrants.waiting:
             await asyncio.sleep(0.01)
         for one in self.workers:
-            one.send(MARK)
+            one.send(dict(MARK, number=number))
         for one in self.servers:
             admit = await heard(one, "admit")
             one.send({"kind": "admitted", "rank": admit["rank"], "problem": ""})
@@ -71,9 +71,9 @@ async def heard(member, kind):
             return message
 
 
-def play(test):
+def play(test, journal=None):
     async def main():
-        job = Job()
+        job = Job(journal)
         try:
             await job.start()
             await asyncio.wait_for(test(job), 20)
@@ -156,6 +156,38 @@ def test_a_server_that_is_given_up_for_two_reasons_departs_once():
         assert errors == []
 
     play(test)
+
+
+def test_a_worker_that_is_given_up_for_two_reasons_departs_once():
+    """Also if another process has its place by then."""
+
+    async def test(job):
+        errors, settled = [], asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _loop, context: errors.append(context))
+        expelled = await job.let_one_in()
+        entry = job.scheduler._roster.find("worker", 2)
+        job.scheduler._entrances.expel(entry, "It has done something wrong.")
+        job.scheduler._depart(entry, "Worker 2 did not come back.")
+        loop.call_later(entrances._WORD_S, settled.set)
+        with pytest.raises(RendezvousError, match="something wrong"):
+            await heard(expelled, "departed")
+        second = await job.let_one_in(number=2)
+        await settled.wait()
+        job.workers[0].send({"kind": "barrier", "number": 3, "mark": None})
+        for one in [job.workers[1], second]:
+            one.send({"kind": "barrier", "number": 3, "mark": None})
+        told = await heard(job.workers[0], "barrier_done")
+        assert told["members"] == [0, 1, 2] and errors == []
+        records = [record for record in journal.read() if type(record) is list and record[2]["kind"] in KINDS]
+        assert [record[2]["kind"] for record in records] == ["entered", "departed", "entered"]
+
+    KINDS, descriptor = ("entered", "departed"), Journal.make()
+    journal = Journal(descriptor)
+    try:
+        play(test, journal)
+    finally:
+        os.close(descriptor)
 
 
 @pytest.mark.parametrize("stuck", [{1}, {0, 1, 2}])
