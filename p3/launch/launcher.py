@@ -77,6 +77,7 @@ class Launcher:
         self._departed: Set[int] = set()  # that were lost, and the job goes on without them
         self._lost_servers: Set[int] = set()  # from which others have taken over
         self._given_up: Set[int] = set()  # of these, for whom no other is started any more
+        self._expelled: Set[int] = set()  # that are to depart, and have a while to say why
         self._guests: Set[int] = set()  # of these, whose place a process has that somebody else has started
         self._rejoins = rejoins  # others are started for these, and join the job
         self._over: Optional[asyncio.Event] = None  # nobody can join any more: the scheduler has ended, or the job ends
@@ -210,14 +211,17 @@ class Launcher:
             self._end_lost(status["server"], "server")
         elif state == "departed" and status["rank"] not in self._departed:
             self._departed.add(status["rank"])
-            if status["rank"] not in self._guests:  # else our process of that rank, if there is one, waits to join
+            if status["rank"] not in self._guests | self._expelled:  # else ours waits to join, if there is one; or ends
                 self._end_lost(status["rank"])
             self._guests.discard(status["rank"])
+            self._expelled.discard(status["rank"])
         elif state == "expelled" and not status["is_guest"]:  # it has been told why, unless it is frozen
+            self._expelled.add(status["rank"])
             for running in self._alive(status["rank"]):
                 asyncio.get_running_loop().call_later(_LAST_WORDS_S, _end_if_alive, running)
         elif state == "entered":
             self._departed.discard(status["rank"])
+            self._expelled.discard(status["rank"])
             (self._guests.add if status["is_guest"] else self._guests.discard)(status["rank"])
             self._in_place_since[status["rank"]] = time.monotonic()
         elif state == "left":

@@ -115,6 +115,41 @@ def test_one_that_freezes_before_it_has_joined_is_ended_and_another_one_started(
     require_right(tmp_path, said + ended.out, lambda step: [0, 2] if 3 <= step < 10 else [0, 1, 2], 3)
 
 
+def test_one_that_fails_before_it_has_joined_has_time_to_say_why(tmp_path, processes):
+    script = tmp_path / "script.py"
+    script.write_text("""
+import os, signal, sys, time
+import p3
+
+def train(session):
+    first, _ = session.resume()
+    if "P3_JOIN" in os.environ and not os.path.exists("failed"):
+        open("failed", "w").close()
+        raise ValueError("no data here")
+    for step in range(first, 100_000):
+        members = session.agree_on_members(step, {})
+        if step == 0:
+            session.barrier()
+            if session.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+        elif len(members) == 2 and os.path.exists("failed"):
+            print("worker %d is done" % session.rank)
+            return
+        time.sleep(0.01)
+
+try:
+    with p3.Session.open() as session:
+        train(session)
+except ValueError as error:
+    time.sleep(1)  # it has departed long since
+    sys.exit("at last: %s" % error)
+""")
+    options = ["-n", "2", "--on-worker-loss", "continue", "--rejoin"]
+    ended = p3(tmp_path, processes, "run", *options, sys.executable, str(script)).wait(60)
+    assert ended.code == 0 and ended.out.count("is done\n") == 2, ended
+    assert "worker 1 ended with exit code 1; its last line: at last: no data here" in ended.err, ended
+
+
 def test_one_that_freezes_on_its_way_costs_the_place_of_none_that_comes_with_it(tmp_path, processes):
     run = start(tmp_path, processes, 4, [(1, 3), (2, 3)], [5], P3_TIMEOUT_S="4")
     said = run.read_until("The others go on without it", "waits for go-5", times=2)
