@@ -331,6 +331,11 @@ class Scheduler:
         if kind == "failed" and self._is_on_probation(entry):
             self._entrances.expel(entry, message["text"])
             return
+        # What others take for a member's would stay behind, when it departs.
+        if kind == "bye" and self._is_on_probation(entry):
+            raise DisagreementError("%s said goodbye before its first members()" % entry)
+        if entry.catches_up and kind not in ("ready", "failed"):
+            raise ProtocolError("%s sent a %r message before it had taken its place" % (entry, kind))
         if messages.counts(kind):
             self._note(entry, message)
         if kind == "failed":

@@ -45,6 +45,16 @@ class Job:
 
     async def let_one_in(self, number=1):
         """At the mark of that number. It is on trial then."""
+        entrant = await (await self.admit_one(number))
+        self.watches.append(await entrant.open_watch())
+        await entrant.start()
+        for one in self.workers:
+            assert (await heard(one, "barrier_done"))["entered"] == [2]
+        await heard(entrant, "caught_up")
+        return entrant
+
+    async def admit_one(self, number=1):
+        """At the mark of that number. The task of Member.join()."""
         wants = replace(self.settings, role="worker", join_s=20.0, num_workers=None, num_servers=None, max_workers=None)
         joining = asyncio.ensure_future(Member.join(wants))
         while not self.scheduler._entrances._entrants.waiting:
@@ -54,13 +64,7 @@ class Job:
         for one in self.servers:
             admit = await heard(one, "admit")
             one.send({"kind": "admitted", "rank": admit["rank"], "problem": ""})
-        entrant = await joining
-        self.watches.append(await entrant.open_watch())
-        await entrant.start()
-        for one in self.workers:
-            assert (await heard(one, "barrier_done"))["entered"] == [2]
-        await heard(entrant, "caught_up")
-        return entrant
+        return joining
 
 
 async def heard(member, kind):
@@ -188,6 +192,48 @@ def test_a_worker_that_is_given_up_for_two_reasons_departs_once():
         play(test, journal)
     finally:
         os.close(descriptor)
+
+
+@pytest.mark.parametrize("others_wait", [False, True])
+def test_a_goodbye_of_one_on_trial_is_no_members_and_its_place_is_free_again(others_wait):
+    async def test(job):
+        first = await job.let_one_in()
+        if others_wait:
+            for one in job.workers:
+                one.send(dict(MARK, number=2))
+            while 2 not in job.scheduler._agreement._barriers:
+                await asyncio.sleep(0.01)
+        first.send({"kind": "bye"})
+        with pytest.raises(RendezvousError, match="worker 2 .* said goodbye before its first members"):
+            await heard(first, "departed")
+        for one in job.workers:
+            assert (await heard(one, "departed"))["rank"] == 2
+            if not others_wait:
+                one.send(dict(MARK, number=2))
+        for one in job.workers:
+            assert (await heard(one, "barrier_done"))["members"] == [0, 1]
+        second = await job.let_one_in(number=3)
+        for one in [*job.workers, second]:
+            one.send(dict(MARK, number=4))
+        for one in [*job.workers, second]:
+            assert (await heard(one, "barrier_done"))["members"] == [0, 1, 2]
+
+    play(test)
+
+
+def test_one_on_its_way_is_heard_when_it_has_come():
+    """What it said before would be left behind of it."""
+
+    async def test(job):
+        early = await (await job.admit_one())
+        early.send(MARK)
+        with pytest.raises(RendezvousError, match="worker 2 .* sent a 'barrier' message before it had taken its place"):
+            await heard(early, "barrier_done")
+        for one in job.workers:
+            assert (await heard(one, "barrier_done"))["members"] == [0, 1]
+        await job.let_one_in(number=2)
+
+    play(test)
 
 
 @pytest.mark.parametrize("stuck", [{1}, {0, 1, 2}])
