@@ -725,7 +725,9 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   // Receiver thread, or before start(). It has departed.
   void drop_from_seniority(int worker) {
     seniority_.erase(std::remove(seniority_.begin(), seniority_.end(), worker), seniority_.end());
-    if (!seniority_.empty()) first_worker = seniority_.front();
+    if (seniority_.empty() || seniority_.front() == first_worker) return;
+    first_worker = seniority_.front();
+    has_new_first = true;
   }
 
   // Receiver thread, which waits. Calls visit(shard) for each, in the thread that sums it.

@@ -40,9 +40,10 @@ class ShardHost {
   const std::string label;
   const SumOrder sum_order;
   const bool outlives_workers;
-  std::atomic<int> first_worker{0};     // ServerKey::first()
-  BufferPool values{/*reuses=*/false};  // what stays: values and states
-  BufferPool transient;                 // what was received and not yet summed, and copies that go out
+  std::atomic<int> first_worker{0};        // ServerKey::first()
+  std::atomic<bool> has_new_first{false};  // not the one of the beginning, though the rank may be that
+  BufferPool values{/*reuses=*/false};     // what stays: values and states
+  BufferPool transient;                    // what was received and not yet summed, and copies that go out
 
   // A call that breaks the contract of p3/server.h: throws Error(kUsage).
   [[noreturn]] void refuse_call(const std::string& why) const { throw Error(ErrorKind::kUsage, label + ": " + why); }

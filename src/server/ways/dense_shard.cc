@@ -16,7 +16,7 @@ const char* DenseShard::problem_with_payload(const Header& header, int worker) c
   const bool only_asks =
       kind == FrameKind::kFetch || kind == FrameKind::kCapture || (kind == FrameKind::kInit && !gives);
   // A worker that has become the first may not have known yet; then the value stays.
-  const bool has_it_already = is_loaded_ || (turns.has_value() && worker != 0) || claims != nullptr;
+  const bool has_it_already = is_loaded_ || (turns.has_value() && host_.has_new_first) || claims != nullptr;
   const bool may_ask = kind == FrameKind::kInit && has_it_already && encoding == Encoding::kAbsent;
   const bool as_agreed = kind == FrameKind::kPush
                              ? encoding == Encoding::kAbsent || encoding == key.plan.codec.encoding ||

@@ -756,6 +756,8 @@ TEST(OutlivingServer, HasForItsFirstWorkerWhoHasBeenThereLongest) {
   job.init(1, 2, 0, {3});
   for (int worker : {0, 1}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{3}));
   job.server.dismiss_worker(1);
+  job.init(0, 1, 0);  // it has not heard yet that it is the first one now
+  EXPECT_EQ(job.receive_value(0), (std::vector<float>{5}));
   job.define(3, 1);
   job.init(0, 3, 0, {4});
   EXPECT_EQ(job.receive_value(0), (std::vector<float>{4}));
