@@ -179,7 +179,10 @@ class Agreement:
         told = [sent for number in sorted(self._barriers) for sent in self._without_in_barrier(number, node)]
         for store in sorted(self._releasing):
             self._releasing[store].discard(node)
-            told += self._drop_if_released(store)
+            if self._releasing[store]:
+                told += self._drop_if_released(store)
+            else:
+                del self._releasing[store]
         self._resting.pop(node, None)
         told += self._replan_if_all_rest()
         self._joined.pop(node, None)

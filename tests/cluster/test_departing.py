@@ -258,3 +258,13 @@ def test_the_next_worker_may_ask_for_the_very_check_that_the_first_one_had_asked
         assert agreement.receive(node, checked) == []
     assert agreement.depart(workers[0]) == agreement.receive(workers[1], check) == []
     assert agreement.receive(workers[2], checked) == [(workers[1], checked)]
+
+
+def test_nobody_waits_for_the_release_of_one_that_is_gone():
+    workers = [Node("worker", rank, "w%d" % rank) for rank in range(3)]
+    agreement = Agreement(workers, SERVERS)
+    agreement.receive(workers[0], {"kind": "release", "store": 0})
+    agreement.depart(workers[0])
+    for node in workers[1:]:
+        told = agreement.receive(node, {"kind": "bye"})
+    assert [message["kind"] for _, message in told] == ["stop"] * 2
