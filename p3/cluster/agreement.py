@@ -189,7 +189,10 @@ class Agreement:
         told += self._end_join()
         told += self._snapshot_without(self._snapshots.depart(node, self._workers[0])) + self._checks_without(node)
         told += self._demand.depart(node, was_first, self._absent())
-        return told + self._stop_if_all_have_left()
+        stop = self._stop_if_all_have_left()
+        if not stop:
+            self._check_nobody_waits_for_the_gone()  # for the word of who is first now
+        return told + stop
 
     def _take_over(self, former: Node, first: Node) -> None:
         """What the former first worker has said, the first one counts as having said."""

@@ -260,6 +260,21 @@ def test_the_next_worker_may_ask_for_the_very_check_that_the_first_one_had_asked
     assert agreement.receive(workers[2], checked) == [(workers[1], checked)]
 
 
+@pytest.mark.parametrize("says", ["announce", "option"])
+def test_who_waits_for_the_word_of_one_that_has_left_and_is_first_now_hears_of_it(says):
+    workers = [Node("worker", rank, "w%d" % rank) for rank in range(3)]
+    agreement = Agreement(workers, SERVERS)
+    agreement.receive(workers[1], {"kind": "bye"})
+    if says == "announce":
+        told = dict(kind="announce", store=0, name="w", shape=[3], dtype="float32", defaults=[], sparse=False,
+                    staleness=0, gathered=False, norm=False, options={})  # fmt: skip
+    else:
+        told = dict(kind="option", store=0, name="optimizer", value=SGD)
+    assert agreement.receive(workers[2], told) == []
+    with pytest.raises(DisagreementError, match="worker 2 .*, but worker 1 .* left without doing so"):
+        agreement.depart(workers[0])
+
+
 def test_nobody_waits_for_the_release_of_one_that_is_gone():
     workers = [Node("worker", rank, "w%d" % rank) for rank in range(3)]
     agreement = Agreement(workers, SERVERS)
