@@ -618,6 +618,8 @@ class Scheduler:
             self._roster.tell_all("worker", departed)
         self._tell(told)
         self._entrances.consider()
+        if not was_member:
+            self._end_behind_the_last()
 
     # Going on without a server
 

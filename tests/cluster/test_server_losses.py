@@ -45,7 +45,7 @@ class Job:
 
     async def let_one_in(self, number=1):
         """At the mark of that number. It is on trial then."""
-        entrant = await (await self.admit_one(number))
+        (entrant,) = await self.admit(1, number)
         self.watches.append(await entrant.open_watch())
         await entrant.start()
         for one in self.workers:
@@ -53,18 +53,19 @@ class Job:
         await heard(entrant, "caught_up")
         return entrant
 
-    async def admit_one(self, number=1):
-        """At the mark of that number. The task of Member.join()."""
+    async def admit(self, count, number=1):
+        """So many at the mark of that number, in the order of ranks. They are on their way then."""
         wants = replace(self.settings, role="worker", join_s=20.0, num_workers=None, num_servers=None, max_workers=None)
-        joining = asyncio.ensure_future(Member.join(wants))
-        while not self.scheduler._entrances._entrants.waiting:
+        joining = [asyncio.ensure_future(Member.join(wants)) for _ in range(count)]
+        while len(self.scheduler._entrances._entrants.waiting) < count:
             await asyncio.sleep(0.01)
         for one in self.workers:
             one.send(dict(MARK, number=number))
         for one in self.servers:
-            admit = await heard(one, "admit")
-            one.send({"kind": "admitted", "rank": admit["rank"], "problem": ""})
-        return joining
+            for _ in joining:
+                admit = await heard(one, "admit")
+                one.send({"kind": "admitted", "rank": admit["rank"], "problem": ""})
+        return sorted(await asyncio.gather(*joining), key=lambda one: one.node)
 
 
 async def heard(member, kind):
@@ -225,7 +226,7 @@ def test_one_on_its_way_is_heard_when_it_has_come():
     """What it said before would be left behind of it."""
 
     async def test(job):
-        early = await (await job.admit_one())
+        (early,) = await job.admit(1)
         early.send(MARK)
         with pytest.raises(RendezvousError, match="worker 2 .* sent a 'barrier' message before it had taken its place"):
             await heard(early, "barrier_done")
@@ -234,6 +235,30 @@ def test_one_on_its_way_is_heard_when_it_has_come():
         await job.let_one_in(number=2)
 
     play(test)
+
+
+def test_a_job_does_not_wait_for_one_that_is_gone_on_its_way_behind_the_last_worker():
+    async def main():
+        job = Job(max_workers=4)
+        await job.start()
+        came, on_its_way = await job.admit(2)
+        job.watches.append(await came.open_watch())
+        await came.start()
+        await heard(came, "caught_up")
+        for one in job.workers:  # at whose mark it was on its way
+            one.abort()
+        for _ in job.workers:
+            await heard(came, "departed")
+        came.send(dict(MARK, number=2, mark=None))
+        await heard(came, "barrier_done")
+        came.send({"kind": "bye"})
+        for one in job.servers:
+            await heard(one, "stop")
+            one.send({"kind": "bye"})
+        on_its_way.abort()
+        return await job.ending
+
+    assert asyncio.run(asyncio.wait_for(main(), 20)) is None
 
 
 @pytest.mark.parametrize("stuck", [{1}, {0, 1, 2}])
