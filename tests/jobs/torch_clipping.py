@@ -358,6 +358,42 @@ def others_use(synchronous=False):
     print("saw what others use")
 
 
+def leave_out_and_wait():
+    leave_out(synchronous=True)
+
+
+def leave_out(synchronous=False):
+    """All workers leave out the same steps by zero_grad(), of which gradients have left by then on some, and on others
+    have not: as one alone has looked at one, in the first step, or has used that layer before."""
+    layers = nn.ModuleList(nn.Linear(3, 2) for _ in range(SIZE))
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+    optimizer = p3.torch.DistributedOptimizer(optimizer, layers, max_grad_norm=math.inf, synchronous=synchronous)
+    optimizer._p3.act_as_ddp()
+    wanted = [one.weight.detach().clone() for one in layers]
+    own, seconds = list(range(SIZE)), [1] * SIZE  # which layer each worker uses
+    for step, (used, passes, ending) in enumerate([
+        ([0] * SIZE, 2, "look"), (seconds, 1, "drop"), (own, 2, "step"), ([0] * SIZE, 1, "drop"), (seconds, 2, "clip"),
+        (own, 2, "step"), (own[::-1], 2, "drop"), (own, 2, "step"), (seconds, 2, "step"),
+    ]):  # fmt: skip
+        for _ in range(passes):
+            (layers[used[RANK]](torch.ones(1, 3)) * (RANK + 1)).sum().backward()
+            optimizer._p3.watch_gradients()
+        means = [passes * sum(rank + 1 for rank in range(SIZE) if used[rank] == at) / SIZE for at in range(SIZE)]
+        if ending == "look" and RANK == 0:
+            assert layers[0].weight.grad.eq(means[0]).all(), layers[0].weight.grad
+        if ending == "clip":
+            optimizer.clip_grad_norm_(1e9)
+        if ending == "step":
+            optimizer.step()
+            optimizer.synchronize() if not synchronous else None
+            wanted = [weight - 0.1 * mean for weight, mean in zip(wanted, means)]
+        optimizer.zero_grad()
+        for at, layer in enumerate(layers):
+            assert torch.allclose(layer.weight, wanted[at]), (step, at, layer.weight, wanted[at])
+    optimizer.release()
+    print("left out alike")
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "--staged":
         arrays.DEVICES.add("cpu")

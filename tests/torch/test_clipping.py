@@ -50,6 +50,8 @@ def test_every_optimizer_is_as_in_plain_torch_and_two_runs_have_the_same_bits(wo
     ("one_looks", "looked alone", 2),
     ("others_use", "saw what others use", 2),
     ("others_use_and_wait", "saw what others use", 2),
+    ("leave_out", "left out alike", 2),
+    ("leave_out_and_wait", "left out alike", 3),
 ])  # fmt: skip
 def test_what_scripts_do_with_it_is_as_in_plain_torch(name, said, workers):
     checks = {} if name == "not_finite" else {"P3_CHECK": "1"}  # which would wait for the norm within step()

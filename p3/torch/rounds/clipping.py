@@ -153,14 +153,15 @@ class Clipping(Overlapping):
     def zero_grad(self, zero_grad: Callable[[bool], None], set_to_none: bool,
                   parameters: Optional[Iterable[Parameter]] = None) -> None:  # fmt: skip
         parameters = None if parameters is None else list(parameters)
-        if self._is_as_ddp and any(one.is_new for one in (self.parameters if parameters is None else parameters)):
-            self._complete_round()
+        if self._is_as_ddp and self._has_gradients:
             is_whole = parameters is None or len(parameters) == len(self._parameters)
             self._leave_out_step() if is_whole else self.show_gradients()
         super().zero_grad(zero_grad, set_to_none, parameters)
 
     def _leave_out_step(self) -> None:
-        """Behind its last gradient, and before step(): no weight changes."""
+        """Behind its last gradient, and before step(): no weight changes. It has its rounds on all workers, also where
+        none has begun so far: on others some may have, as a gradient was complete, or was looked at."""
+        self._complete_round(learns=False)
         self._end_showing()
         for parameter in self.parameters:
             parameter.end_without_result()
@@ -189,11 +190,11 @@ class Clipping(Overlapping):
         raise ValueError("torch's GradScaler must see the mean gradients, and this optimizer waits for none: use "
                          "p3.torch.GradScaler, or pass synchronous=True to DistributedOptimizer")  # fmt: skip
 
-    def _complete_round(self) -> None:
+    def _complete_round(self, learns: bool = True) -> None:
         if self._is_complete:
             return
         self._norms.finish()
-        super()._complete_round()
+        super()._complete_round(learns)
         self._begin_norm()
         self._is_complete = True
 

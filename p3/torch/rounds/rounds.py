@@ -128,7 +128,7 @@ class Rounds(job.Held, snapshots.Trainer):
 
     @property
     def _has_gradients(self) -> bool:
-        """Of the step under way."""
+        """Of the step under way, on this worker: a backward pass outside no_sync() has reached one of them."""
         return any(one.is_new or one.fires for one in self._parameters.values())
 
     @property
@@ -508,8 +508,9 @@ class Rounds(job.Held, snapshots.Trainer):
         step = self._kind.step
         return getattr(step, "__wrapped__", step)(self._optimizer, *(() if closure is None else (closure,)))
 
-    def _complete_round(self) -> None:
-        """Each parameter that has no round in this step gets one: with its gradient, if there is one."""
+    def _complete_round(self, learns: bool = True) -> None:
+        """Each parameter that has no round in this step gets one: with its gradient, if there is one. `learns`: of how
+        many backward passes a gradient is, in later steps, too; one that is left out may have fewer."""
         self._watched_gradients.end()
         self._begin()
         self._forward.end_step()
@@ -520,7 +521,8 @@ class Rounds(job.Held, snapshots.Trainer):
                 parameter.skip()
                 continue
             parameter.require_gradient_of_backward()
-            parameter.expected_fires = parameter.expected_fires or parameter.fires
+            if learns:
+                parameter.expected_fires = parameter.expected_fires or parameter.fires
             self._push(parameter)
         self._weights.end_pushes()
         self._is_counted, self._factor = True, None

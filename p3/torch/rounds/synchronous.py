@@ -73,8 +73,8 @@ class Synchronous(Rounds):
     def zero_grad(self, zero_grad: Callable[[bool], None], set_to_none: bool,
                   parameters: Optional[Iterable[Parameter]] = None) -> None:  # fmt: skip
         parameters = None if parameters is None else list(parameters)
-        if self._is_as_ddp and any(one.is_new for one in (self.parameters if parameters is None else parameters)):
-            self._bring_means()
+        if self._is_as_ddp and self._has_gradients:
+            self._bring_means(learns=False)
         self._is_synchronized = False  # on all workers, of which some may have no gradient before the next step
         super().zero_grad(zero_grad, set_to_none, parameters)
         self._note_left(None if parameters is None else [one.tensor for one in parameters])
@@ -83,11 +83,11 @@ class Synchronous(Rounds):
         self._bring_means()
         self._has_shown = self._has_shown or not self._was_empty
 
-    def _bring_means(self) -> None:
+    def _bring_means(self, learns: bool = True) -> None:
         if self._is_synchronized and not self._was_empty:
             return
         self._scaling.begin_round()
-        self._complete_round()
+        self._complete_round(learns)
         self._was_empty = not self._take_mean_gradients()
         if not self._was_empty and not self._told_new:  # they may be the last step's, which all workers still have
             self._was_empty = not self._control.are_new(self._counted)
