@@ -179,7 +179,8 @@ class Accelerator(accelerate.Accelerator):
     @contextlib.contextmanager
     def join_uneven_inputs(self, joinables: Any, even_batches: Any = None) -> Iterator[None]:
         """Workers that run out of batches follow the others' steps, with gradients of zero. ValueError with prepared
-        schedulers, several optimizers, or if gradients are clipped in it, which a worker that follows could not do."""
+        schedulers, several optimizers, or if gradients are clipped or a step is left out in it, which a worker that
+        follows could not do."""
         if self.even_batches if even_batches is None else even_batches:
             yield
             return
@@ -198,9 +199,8 @@ class Accelerator(accelerate.Accelerator):
         try:
             for one in samplers:
                 one.even_batches = False
-            yield
-            for optimizer in self._inner():
-                optimizer.join()
+            with gradients.joining(self._inner()):
+                yield
         finally:
             self._is_joining = False
             for one, value in zip(samplers, before):

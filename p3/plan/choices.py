@@ -117,6 +117,7 @@ ADDED_UP = Choice("gradients of several backward passes", "`no_sync()`, no `zero
 JOIN = Choice("join()", "`optimizer.join()`")
 SHOWN_MEANS = Choice("mean gradients that the script sees before step()",
                      "`optimizer.synchronize()` or `clip_grad_norm_()` between `backward()` and `step()`")  # fmt: skip
+LEFT_OUT = Choice("a step that is left out", "`zero_grad()` in the place of `step()`, in a trainer's loop")
 PLANNED = Choice("what a strategy chooses beside servers and slices",
                  '`"codec"`, `"route": "factors"`, `"staleness"` in [a strategy](planning.md#the-file)')  # fmt: skip
 WEIGHTS = Choice("weights of workers", "`optimizer.weigh()`")

@@ -14,8 +14,8 @@ from typing import Iterator, NamedTuple, Optional, Tuple
 from p3.plan.choices import (
     ADDED_UP, AGGREGATION, AVERAGE, AWAITED, BY_SERVERS, BY_STEPS, BY_WORKERS, CHECK, CLIPPED, CLIPPING, CLOSURE,
     Choice, DENSE, DGC, ENCODED, ENCODED_BACK, FACTORS, GPU, GRADIENTS, GROWING, HEIRS, INDEPENDENT, JOIN, JOINT,
-    LATE_SCALER, LEAVING, LOCAL_STEPS, LOW_RANK, MEAN, MOVING, MXNET, NAMED_SCALER, NORM, NOT_FLOAT32, NO_RULE,
-    OTHER_RULE, PLAIN, PLANNED, QUORUM, RECUT, RELEASE, REPLACED, REPLICAS, RESIDUAL, RESIDUAL_BACK, ROWS,
+    LATE_SCALER, LEAVING, LEFT_OUT, LOCAL_STEPS, LOW_RANK, MEAN, MOVING, MXNET, NAMED_SCALER, NORM, NOT_FLOAT32,
+    NO_RULE, OTHER_RULE, PLAIN, PLANNED, QUORUM, RECUT, RELEASE, REPLACED, REPLICAS, RESIDUAL, RESIDUAL_BACK, ROWS,
     SCALER, SGD, SHOWN_MEANS, SITES, SNAPSHOTS, STALE, STATE_FILES, STEPS_TAKEN, TORCH, TRAINERS, UNAWAITED,
     UNNAMED_SCALER, VECTOR, WEIGHTS, WEIGHTS_OF_ENDED, WHOLE_NUMBERS, of_plan,
 )  # fmt: skip
@@ -219,6 +219,8 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
     Exclusion(JOIN, (SHOWN_MEANS,), "a worker that has joined takes the others' steps from the mean gradients, and "
               "cannot tell what a script makes of these",
               "Clip by max_grad_norm=, or give all workers the same number of steps"),
+    Exclusion(JOIN, (LEFT_OUT,), "a worker that has joined takes every step of the others",
+              "Give all workers the same number of steps (even_batches=True of Accelerate), or leave out none"),
     Exclusion(JOIN, (CLOSURE,), "a closure may compute many gradients in one step, and a worker that has joined could "
               "not tell how many", "Give all workers the same number of steps"),
     Exclusion(INDEPENDENT, (AWAITED,), "it would be updated when a module needs its weights, and not in step()",

@@ -93,6 +93,17 @@ def no_sync(optimizers: Iterable[Any]) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def joining(optimizers: Iterable[Any]) -> Iterator[None]:
+    """Within it workers that have run out of batches follow the others' steps; at its end this one has, too."""
+    with contextlib.ExitStack() as stack:
+        for optimizer in optimizers:
+            stack.enter_context(optimizer._p3.joining())
+        yield
+        for optimizer in optimizers:
+            optimizer.join()
+
+
 def _require_trained(parameters: Iterable[torch.Tensor], optimizers: Iterable[Any]) -> None:
     """ValueError if one has a gradient, and is no optimizer's: that is this worker's alone; so would be the norm."""
     trained = {parameter for optimizer in optimizers for parameter in parameters_of(optimizer)}

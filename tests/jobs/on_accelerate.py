@@ -410,6 +410,13 @@ def refused(folder):
         with accelerator.join_uneven_inputs([net], even_batches=False):
             accelerator.clip_grad_norm_(prepared.parameters(), 1.0)
 
+    def leave_out_uneven():
+        one, net = Accelerator(cpu=True), model()
+        net, optimizer = one.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        with one.join_uneven_inputs([net], even_batches=False):
+            one.backward(net(torch.ones(1, 4)).sum())
+            optimizer.zero_grad()
+
     def join_two():
         two, nets = Accelerator(cpu=True), [model(), model()]
         two.prepare(*nets, *(torch.optim.SGD(one.parameters(), lr=0.1) for one in nets))
@@ -454,6 +461,7 @@ def refused(folder):
         "no model": error(lambda: accelerator.prepare(torch.optim.SGD(plain.parameters(), lr=0.1))),
         "clip": error(clip),
         "clip uneven": error(clip_uneven),
+        "leave out uneven": error(leave_out_uneven),
         "two optimizers uneven": error(join_two),
         "local uneven": error(join_locally),
         "local options": error(lambda: locally(local_steps=3)),

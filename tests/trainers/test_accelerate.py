@@ -113,6 +113,7 @@ def test_workers_count_by_the_samples_of_their_batches(by_p3):
     ("no model", "accelerator.prepare(model, optimizer)"),
     ("clip", "if accelerator.sync_gradients:"),
     ("clip uneven", "leave even_batches=True"),
+    ("leave out uneven", "join() and a step that is left out exclude each other: a worker that has joined takes every"),
     ("two optimizers uneven", "prepare one, or leave even_batches=True"),
     ("local uneven", "with local_steps all workers take the same number of steps"),
     ("local options", "local_steps is 3; it must be a dict"),

@@ -67,7 +67,7 @@ class Rounds(job.Held, snapshots.Trainer):
         settings = Settings.from_env(os.environ)
         self._optimizer, self._kind, self._models = optimizer, type(optimizer), models
         self._is_as_ddp, self._advice = False, advice.OF_SCRIPTS
-        self._is_paused = self._has_begun = False
+        self._is_paused = self._is_joining = self._has_begun = False
         self._dropped = 0  # times that the script has dropped gradients before it had a step
         self._is_counted = False  # the step under way, with all of its rounds
         self._factor: Optional[float] = None  # of the round's gradients; None: none of them has left
@@ -119,6 +119,15 @@ class Rounds(job.Held, snapshots.Trainer):
         self._is_as_ddp, self._advice = True, advice.OF_TRAINERS
         for parameter in self._parameters.values():
             parameter.advice = self._advice
+
+    @contextlib.contextmanager
+    def joining(self) -> Iterator[None]:
+        """Within it some workers may be in join() by now, who take every step of the others: no step is left out."""
+        self._is_joining = True
+        try:
+            yield
+        finally:
+            self._is_joining = False
 
     def watch_gradients(self) -> None:
         """Behind a backward pass: whoever looks at a gradient from here to step() gets show_gradients() before. At any
@@ -540,6 +549,14 @@ class Rounds(job.Held, snapshots.Trainer):
                 parameter.forget_gradient()
         if not self._has_gradients:
             self._watched_gradients.end()
+
+    def _drops_gradients(self) -> bool:
+        """Whether zero_grad() does so with gradients that all workers' step is made of. ValueError if it may not."""
+        if not (self._is_as_ddp and self._has_gradients):
+            return False
+        if self._is_joining:
+            combinations.require(self._session.label, choices.JOIN, choices.LEFT_OUT)
+        return True
 
     def _note_dropped(self) -> None:
         self._dropped += 1

@@ -73,7 +73,7 @@ class Synchronous(Rounds):
     def zero_grad(self, zero_grad: Callable[[bool], None], set_to_none: bool,
                   parameters: Optional[Iterable[Parameter]] = None) -> None:  # fmt: skip
         parameters = None if parameters is None else list(parameters)
-        if self._is_as_ddp and self._has_gradients:
+        if self._drops_gradients():
             self._bring_means(learns=False)
         self._is_synchronized = False  # on all workers, of which some may have no gradient before the next step
         super().zero_grad(zero_grad, set_to_none, parameters)
