@@ -394,6 +394,24 @@ def leave_out(synchronous=False):
     print("left out alike")
 
 
+def leave_out_alone_and_wait():
+    leave_out_alone(synchronous=True)
+
+
+def leave_out_alone(synchronous=False):
+    """In one step a worker's backward pass reaches no parameter, so that zero_grad() leaves out that step on others."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = p3.torch.DistributedOptimizer(optimizer, model, max_grad_norm=math.inf, synchronous=synchronous)
+    optimizer._p3.act_as_ddp()
+    for step in range(10):
+        if step != 3 or RANK != 0:
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer._p3.watch_gradients()
+        optimizer.step() if step != 3 else optimizer.zero_grad()
+        model(torch.ones(1, 3))  # waits for the step
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "--staged":
         arrays.DEVICES.add("cpu")

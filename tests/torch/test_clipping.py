@@ -70,6 +70,8 @@ def test_no_call_waits_for_the_network(name):
 
 @pytest.mark.parametrize("name, said", [
     ("differing", r"\(lr 0\.\d, wd 1, .*disagree in round 1 of key 'clipping'. All workers must .* norm to clip by"),
+    ("leave_out_alone", r"zero_grad\(\) has left out other steps here .*: [01] here before one step, 1 on all 2 "),
+    ("leave_out_alone_and_wait", r"zero_grad\(\) has left out other .*: [01] here before one step, 1 on all 2 "),
     ("kept_and_scaled", "keeps what it leaves out and p3.torch.GradScaler exclude each other.*Pass synchronous=True"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_on_all_workers(name, said):

@@ -167,6 +167,7 @@ class Clipping(Overlapping):
             parameter.end_without_result()
         self._norms.finish()
         self._is_complete = self._clips = self._is_counted = False
+        self._control.left_out += 1
         self._weights.end_step()
 
     def _end_showing(self) -> Optional[Gradients]:

@@ -34,12 +34,13 @@ class Control:
         self._sizes = {name: _bytes(tensor) for name, tensor in named_buffers(models)}
         self.store = store = session.new_store(strategy, "control")
         self._values = session.declare("values", (sum(self._sizes.values()),), "uint8", store)
-        self.steps = steps.Steps(session, store, tells=7)
+        self.steps = steps.Steps(session, store, tells=8)
         self.alike = Alike(session)
         # What all workers' updates begin with, as a number: where they update, the next step tells it.
         self.beginning: Optional[Callable[[], float]] = None
-        # Not looked at yet; with what this worker has told of its beginning, and of its data.
-        self._counted: Deque[Tuple[steps.Count, float, float]] = collections.deque()
+        self.left_out = 0  # steps, by zero_grad(), since the last one that this worker has taken, or followed in join()
+        # Not looked at yet; with what this worker has told of its beginning, of steps left out, and of its data.
+        self._counted: Deque[Tuple[steps.Count, float, float, float]] = collections.deque()
         self._number = session.declare("number", (2,), "float64", store)  # and how many workers give one
         self.frozen = Frozen(session, models, store, strategy)
         waiting.from_rank_0(session, self._number, np.zeros(2))
@@ -84,13 +85,13 @@ class Control:
     ) -> steps.Count:
         """`groups`: the optimizer's. `samples`: of this worker's gradients, which others wait for; None: all workers'
         weigh the same. `is_new`: whether this worker has any gradient that no step has had; see are_new().
-        ValueError if some have told samples in a step before, and others have not."""
+        ValueError if in a step before some have told samples, and others have not, or some have left out others."""
         self._look_at_counted()
         digest, beginning, (lr, decay) = self.alike.digest(), self._take_beginning(), _rates(groups)
-        priority = steps.LAST if samples is None else steps.FIRST
-        told = (*of_workers.told(samples), float(is_new), lr, decay, beginning, digest)
+        priority, left_out = steps.LAST if samples is None else steps.FIRST, float(self.left_out)
+        told = (*of_workers.told(samples), float(is_new), lr, decay, beginning, left_out, digest)
         count = self.steps.count(lr, decay, told, priority)
-        self._counted.append((count, beginning, digest))
+        self._counted.append((count, beginning, left_out, digest))
         return count
 
     def _take_beginning(self) -> float:
@@ -104,9 +105,10 @@ class Control:
 
     def _look_at_counted(self) -> None:
         while self._counted and self._counted[0][0].operation.done:
-            count, beginning, digest = self._counted.popleft()
+            count, beginning, left_out, digest = self._counted.popleft()
             weights.require_told_by_all(self._session, count)
             self._require_same_beginning(count, beginning)
+            self._require_same_left_out(count, left_out)
             self.alike.compare(digest, count.workers, count.told[-1])
 
     def _require_same_beginning(self, count: steps.Count, own: float) -> None:
@@ -115,6 +117,16 @@ class Control:
                 "%s: the workers' optimizers differ, and each updates its own weights: in class, settings, or states. "
                 "Make the same one on every worker, and call load_state_dict() on all with the same content"
                 % self._session.label
+            )
+
+    def _require_same_left_out(self, count: steps.Count, own: float) -> None:
+        if count.told[6] != own * count.workers:
+            raise ValueError(
+                "%s: zero_grad() has left out other steps here than on other workers, so their gradients no longer "
+                "belong to the same step: %d here before one step, %d on all %d workers together. Leave out the same "
+                "ones on every worker; where backward() has reached no parameter of an optimizer, there is none to "
+                "leave out"
+                % (self._session.label, own, count.told[6], count.workers)
             )
 
     def require_same_updates(self, count: steps.Count, groups: Sequence[Dict[str, Any]]) -> None:

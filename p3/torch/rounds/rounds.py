@@ -592,7 +592,7 @@ class Rounds(job.Held, snapshots.Trainer):
 
     def _end_step(self) -> None:
         self._watch.end_step()
-        self._is_counted = False
+        self._is_counted, self._control.left_out = False, 0
         self._weights.end_step()
         self._check.after_step(self._land)
         self._comparisons.end_step()
@@ -610,6 +610,7 @@ class Rounds(job.Held, snapshots.Trainer):
             combinations.require("%s: join()" % self._session.label, choices.LEAVING, choices.WEIGHTS_OF_ENDED)
         self._begin()
         self._land()
+        self._control.left_out = 0
 
         def follow(count: Count) -> None:
             if self._updates_here:

@@ -75,6 +75,8 @@ class Synchronous(Rounds):
         parameters = None if parameters is None else list(parameters)
         if self._drops_gradients():
             self._bring_means(learns=False)
+        if self._is_as_ddp and self._is_synchronized and not self._was_empty:
+            self._control.left_out += 1
         self._is_synchronized = False  # on all workers, of which some may have no gradient before the next step
         super().zero_grad(zero_grad, set_to_none, parameters)
         self._note_left(None if parameters is None else [one.tensor for one in parameters])
