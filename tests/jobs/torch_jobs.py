@@ -787,6 +787,28 @@ def untouched():
     print("worker %d sent its own layer alone" % p3.torch.rank())
 
 
+def warms_up():
+    """A learning rate of zero, and mean gradients that are; then a step of which worker 0 has no gradient."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = p3.torch.DistributedOptimizer(optimizer, model, synchronous=True)
+    before = model.weight.detach().clone()
+    (model(torch.ones(1, 3)) * 0).sum().backward()
+    optimizer.synchronize()
+    assert model.weight.grad.eq(0).all()
+    optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.1
+    for one in model.parameters():
+        one.grad = None
+    if p3.torch.rank() > 0:
+        model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    share = (p3.torch.size() - 1) / p3.torch.size()
+    assert torch.allclose(before - model.weight, torch.full_like(before, 0.1 * share))
+    optimizer.release()
+    print("has warmed up")
+
+
 def ways(steps):
     """Each worker goes its own ways, of which rank 0's change for good; all follow rank 0's order."""
     model = Ways(5)

@@ -153,6 +153,13 @@ def test_a_parameter_that_a_worker_has_not_touched_sends_nothing():
     assert output.count("sent its own layer alone") == 2
 
 
+def test_a_step_of_mean_gradients_of_zero_is_a_step_also_with_a_learning_rate_of_zero():
+    """And none that makes the optimizer's states, as torch.distributed.checkpoint takes one."""
+    status, output = jobs.run_p3(2, 1, script("warms_up"))
+    assert status == 0, output
+    assert output.count("has warmed up") == 2
+
+
 def test_all_workers_follow_rank_0s_order_when_it_changes():
     status, output = jobs.run_p3(3, 2, script("ways", 8))
     assert status == 0, output

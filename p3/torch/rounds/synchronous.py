@@ -75,7 +75,7 @@ class Synchronous(Rounds):
         parameters = None if parameters is None else list(parameters)
         if self._drops_gradients():
             self._bring_means(learns=False)
-        if self._is_as_ddp and self._is_synchronized and not self._was_empty:
+        if self._is_as_ddp and self._has_means:
             self._control.left_out += 1
         self._is_synchronized = False  # on all workers, of which some may have no gradient before the next step
         super().zero_grad(zero_grad, set_to_none, parameters)
@@ -85,8 +85,13 @@ class Synchronous(Rounds):
         self._bring_means()
         self._has_shown = self._has_shown or not self._was_empty
 
+    @property
+    def _has_means(self) -> bool:
+        """The gradients are the mean ones of the step under way."""
+        return self._is_synchronized and not self._was_empty
+
     def _bring_means(self, learns: bool = True) -> None:
-        if self._is_synchronized and not self._was_empty:
+        if self._has_means:
             return
         self._scaling.begin_round()
         self._complete_round(learns)
@@ -127,6 +132,9 @@ class Synchronous(Rounds):
                 tensor.grad = torch.empty_like(tensor, requires_grad=False)
             tensor.grad.copy_(parameter.landing)
         return is_any_updated
+
+    def _only_makes_states(self) -> bool:
+        return not self._has_means and super()._only_makes_states()
 
     def _step(self, closure: Optional[Callable]) -> Any:
         if closure is not None:
