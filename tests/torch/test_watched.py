@@ -194,6 +194,25 @@ def test_a_gradient_changed_too_early_is_told_where_it_can_be_changed(options, s
     optimizer.release()
 
 
+@pytest.mark.parametrize("looks", [False, True])
+def test_of_a_step_that_is_refused_no_weight_changes(looks):
+    model, kept = Net(), []
+    optimizer = distributed(model)
+    backward(model, optimizer)
+    optimizer.step()
+    optimizer.synchronize()
+    before = [one.detach().clone() for one in model.parameters()]
+    model.second.bias.register_post_accumulate_grad_hook(lambda bias: kept.append(bias.grad))
+    backward(model, optimizer)
+    if looks:
+        model.first.weight.grad.mul_(3)
+    kept[-1].mul_(2)
+    with pytest.raises(ValueError, match="gradient of second.bias was changed when it was under way"):
+        optimizer.step()
+    optimizer.release()
+    assert all(map(torch.equal, before, model.parameters()))
+
+
 def test_who_needs_the_weights_of_a_step_under_way_is_told_when_to_come():
     model = Net()
     optimizer = distributed(model)

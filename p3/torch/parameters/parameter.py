@@ -209,10 +209,12 @@ class Parameter(KeyRounds):
             return (*rules.scalars_of_apart(self.group, self._rescale), self.fields)
         return (*rules.scalars(self.group, self._rescale, self.updates + 1), self.fields)
 
-    def end_step(self, group_then: Optional[Dict[str, Any]] = None) -> None:
-        """The round is the current step's: ValueError if what it was pushed with no longer holds. `group_then`: where
-        workers update, as_now() of its group."""
-        if self._sent is not None and self._scalars() != self._sent:
+    def require_as_sent(self, awaits_mean: bool) -> None:
+        """ValueError if what the current step's round was pushed with no longer holds, or its gradient was changed
+        since. `awaits_mean`: as the step does."""
+        if self._sent is None:
+            return
+        if self._scalars() != self._sent:
             raise ValueError(
                 "learning rate or weight decay of %s was changed between backward() and step(), when the gradient was "
                 "under way already: %r became %r. Change them before backward(), or pass synchronous=True"
@@ -222,19 +224,21 @@ class Parameter(KeyRounds):
                 "under way already: %s. Change them before backward(), or pass synchronous=True"
                 % (self.name, rules.change_of(self.description, self._sent[-1], self.fields))
             )
+        sent, now = self._gradient, self.tensor.grad
+        if now is not sent.tensor or now._version != sent.version or sent.bits is not None:
+            self._require_as_it_was(sent, awaits_mean)
+
+    def end_step(self, group_then: Optional[Dict[str, Any]] = None) -> None:
+        """Behind require_as_sent(). `group_then`: where workers update, as_now() of its group."""
         if self._update_here is not None:
             self._group_then = as_now(self.group) if group_then is None else group_then
-        self.release_gradient(awaits_mean=False)
+        self.release_gradient()
 
-    def release_gradient(self, awaits_mean: bool) -> None:
-        """P3 looks at it no more: ValueError if it was changed since it was pushed. `awaits_mean`: as the step does."""
+    def release_gradient(self) -> None:
+        """P3 looks at it no more."""
         has_left = self._sent is not None
-        if has_left:
-            sent, now = self._gradient, self.tensor.grad
-            if now is not sent.tensor or now._version != sent.version or sent.bits is not None:
-                self._require_as_it_was(sent, awaits_mean)
-            if self._may_go_ahead:
-                self._under_way.pushed = sent
+        if has_left and self._may_go_ahead:
+            self._under_way.pushed = self._gradient
         self._has_left, self.has_zero_gradient = has_left, False
         self._sent, self.is_new = None, False
         self._gradient, self.fires = None, 0

@@ -46,7 +46,9 @@ class Overlapping(Rounds):
         return loss
 
     def _leave_step(self) -> None:
-        """All of its rounds have begun."""
+        """All of its rounds have begun. ValueError if one of them is not as it must be: then none is taken over."""
+        for parameter in self._parameters.values():
+            parameter.require_as_sent(awaits_mean=False)
         groups = self._optimizer.param_groups if self._updates_here else ()
         groups_then = {id(group): as_now(group) for group in groups}
         for parameter in self._parameters.values():

@@ -121,7 +121,8 @@ class Synchronous(Rounds):
         is_any_updated = False
         for tensor, parameter in self._parameters.items():
             is_updated = parameter.land()
-            parameter.release_gradient(awaits_mean=True)
+            parameter.require_as_sent(awaits_mean=True)
+            parameter.release_gradient()
             if not is_updated:
                 continue
             is_any_updated = True
