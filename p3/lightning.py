@@ -10,6 +10,7 @@ else that Lightning asks torch.distributed for goes through p3.torch.process_gro
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from typing import Any, Callable, Dict, Iterator, Mapping, Optional
 
@@ -132,9 +133,12 @@ class Strategy(DDPStrategy):
         for optimizer in self.optimizers:
             self._local.distribute(optimizer, [self.model])
         self.optimizers = self.optimizers  # Lightning's wrappers have the classes that their optimizers had before
-        self.precision_plugin.backward = self._backward
-        self.precision_plugin.clip_grad_by_norm = self._clip_norm
-        self.precision_plugin.clip_grad_by_value = self._clip_value
+        plugin = self.precision_plugin
+        plugin.backward = self._backward
+        plugin.clip_grad_by_norm, plugin.clip_grad_by_value = self._clip_norm, self._clip_value
+        if type(plugin).clip_gradients is MixedPrecision.clip_gradients:
+            # That one looks for optimizers that a scaler unscales within their step, and here is no scaler.
+            plugin.clip_gradients = functools.partial(Precision.clip_gradients, plugin)
 
     def _backward(self, *arguments: Any, **keywords: Any) -> None:
         """Before the hooks that come behind it."""

@@ -222,6 +222,20 @@ def halved(folder):
     return trained(folder, precision="bf16-mixed")
 
 
+def halved_clipped(folder):
+    return trained(folder, precision="bf16-mixed", gradient_clip_val=0.1)
+
+
+class Fused(Net):
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=self.lr, fused=True)
+
+
+def fused(folder):
+    """Of which Lightning alone does not clip the gradients; it would wait for a scaler."""
+    return trained(folder, Fused(), precision="bf16-mixed", gradient_clip_val=0.1, max_epochs=1)
+
+
 def manual(folder):
     return trained(folder, Manual())
 

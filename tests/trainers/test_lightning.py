@@ -10,10 +10,10 @@ pytest.importorskip("lightning", reason="no Lightning here; make test-trainers i
 pytestmark = pytest.mark.timeout(400)  # the first test waits for the jobs
 
 SCRIPT = "on_lightning.py"
-LIKE_DDP = ["plain", "by_name", "clipped", "value_clipped", "accumulated", "halved", "manual", "stopped", "saved",
-            "begun", "resumed", "validated", "unseen", "looked_at", "changed", "averaged"]  # fmt: skip
-BY_P3_ALONE = ["refused", "local", "local_begun", "local_resumed", "local_linked", "local_ended", "local_manual",
-            "local_weighed"]  # fmt: skip
+LIKE_DDP = ["plain", "by_name", "clipped", "value_clipped", "accumulated", "halved", "halved_clipped", "manual",
+            "stopped", "saved", "begun", "resumed", "validated", "unseen", "looked_at", "changed", "averaged"]  # fmt: skip
+BY_P3_ALONE = ["fused", "refused", "local", "local_begun", "local_resumed", "local_linked", "local_ended",
+            "local_manual", "local_weighed"]  # fmt: skip
 
 
 def test_one_worker_may_validate_before_it_trains(tmp_path, processes):
@@ -59,6 +59,14 @@ def test_a_checkpoint_resumes_under_p3_and_under_ddp(by_p3, by_ddp):
     """resumed() is the third epoch of begun()."""
     assert [one["weights"] for one in by_p3["resumed"]] == [one["weights"] for one in by_p3["begun"]]
     assert jobs.differences(by_ddp["taken_over"], by_p3["resumed"]) == []
+
+
+def test_gradients_of_a_fused_optimizer_are_clipped_too(by_p3):
+    """In the first epoch, before the scheduler's next rate: as AdamW's own that is not fused."""
+    for one, other in zip(by_p3["fused"], by_p3["halved_clipped"]):
+        count = len(one["losses"])
+        assert 0 < count < len(other["losses"])
+        assert jobs.differences(one["losses"], other["losses"][:count], 1e-4) == []
 
 
 def test_early_stopping_stops_all_workers_at_one_step(by_p3):
