@@ -193,6 +193,7 @@ class Strategy(DDPStrategy):
         self._shown.close()  # if an exception has ended the validation
         if not self._has_failed:
             self._local.end()  # also if there was nothing left to train, of which no hook tells
+            gradients.renew_weights(self.optimizers)  # before Lightning moves the states, and then the weights
         super().teardown()
 
     def lightning_module_state_dict(self) -> Dict[str, Any]:

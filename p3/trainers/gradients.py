@@ -51,6 +51,12 @@ def watch(optimizers: Iterable[Any]) -> None:
         optimizer._p3.watch_gradients()
 
 
+def renew_weights(optimizers: Iterable[Any]) -> None:
+    """Models and states have what the last step has made of them: they can go to another device."""
+    for optimizer in _sharing(optimizers):
+        optimizer._p3.renew_weights()
+
+
 def clip_norm(optimizers: Iterable[Any], parameters: Sequence[torch.Tensor], norm: float, kind: float) -> torch.Tensor:
     """torch's clip_grad_norm_ on the mean gradients; the norm before. `optimizers`: those that train the parameters."""
     trained_by = _sharing(training(optimizers, parameters))

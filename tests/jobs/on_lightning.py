@@ -15,6 +15,7 @@ import this_job
 import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.strategies import strategy
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from trainer_jobs import error, main
@@ -272,6 +273,23 @@ def validated(folder):
     found = run.validate(Net(), verbose=False)
     predicted = run.predict(Predicting(), DataLoader(data(6), 2))
     return {"held_out": found[0]["held_out"], "predicted": sum(map(len, predicted))}
+
+
+def moved(folder):
+    """At the end Lightning moves the optimizer's states to the CPU, and then the model: both have their last values."""
+    move, found = strategy._optimizers_to_device, []
+
+    def moved(optimizers, device):
+        found.append([hasattr(weight, "_p3_pending") for one in optimizers for weight in net.parameters()])
+        move(optimizers, device)
+
+    net = Unseen()
+    strategy._optimizers_to_device = moved
+    try:
+        trained(folder, net, gradient_clip_val=0.1, max_steps=3, limit_val_batches=0)
+    finally:
+        strategy._optimizers_to_device = move
+    return {"pending": found[-1]}
 
 
 class Predicting(Net):

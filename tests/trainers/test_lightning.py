@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(400)  # the first test waits for the jobs
 SCRIPT = "on_lightning.py"
 LIKE_DDP = ["plain", "by_name", "clipped", "value_clipped", "accumulated", "halved", "halved_clipped", "manual",
             "stopped", "saved", "begun", "resumed", "validated", "unseen", "looked_at", "changed", "averaged"]  # fmt: skip
-BY_P3_ALONE = ["fused", "refused", "local", "local_begun", "local_resumed", "local_linked", "local_ended",
+BY_P3_ALONE = ["fused", "moved", "refused", "local", "local_begun", "local_resumed", "local_linked", "local_ended",
             "local_manual", "local_weighed"]  # fmt: skip
 
 
@@ -67,6 +67,11 @@ def test_gradients_of_a_fused_optimizer_are_clipped_too(by_p3):
         count = len(one["losses"])
         assert 0 < count < len(other["losses"])
         assert jobs.differences(one["losses"], other["losses"][:count], 1e-4) == []
+
+
+def test_weights_and_states_go_to_another_device_behind_their_last_update(by_p3):
+    for one in by_p3["moved"]:
+        assert one["pending"] and not any(one["pending"])
 
 
 def test_early_stopping_stops_all_workers_at_one_step(by_p3):

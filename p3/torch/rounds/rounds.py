@@ -151,6 +151,10 @@ class Rounds(job.Held, snapshots.Trainer):
         """The parameters have the mean gradients, clipped if they are by now, until step(), which goes by what the
         script makes of them. Waits for them; each worker by itself. Behind the step's last backward pass."""
 
+    def renew_weights(self) -> None:
+        """The parameters have what the last step has made of them. Waits for that; gradients under way stay so."""
+        self._renew(self._parameters.values(), for_step=False)
+
     # What the ways to take a step differ in
 
     @abstractmethod
