@@ -140,12 +140,14 @@ class Accelerator(accelerate.Accelerator):
             )
         self._local.distribute(optimizer.optimizer, models)
 
-    def _inner(self) -> List[torch.optim.Optimizer]:
+    @property
+    def inner_optimizers(self) -> List[torch.optim.Optimizer]:
+        """The prepared ones, without Accelerate's wrappers."""
         return [one.optimizer for one in self._optimizers]
 
     @contextlib.contextmanager
     def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
-        with gradients.no_sync(gradients.training(self._inner(), model.parameters())):
+        with gradients.no_sync(gradients.training(self.inner_optimizers, model.parameters())):
             yield
 
     @staticmethod
@@ -155,18 +157,18 @@ class Accelerator(accelerate.Accelerator):
 
     def backward(self, loss: torch.Tensor, **keywords: Any) -> None:
         # With sync_each_batch, too: the mean of the sums is the sum of the means.
-        with contextlib.nullcontext() if self.sync_gradients else gradients.no_sync(self._inner()):
+        with contextlib.nullcontext() if self.sync_gradients else gradients.no_sync(self.inner_optimizers):
             super().backward(loss, **keywords)
         if not self._is_joining:  # a worker that has run out of batches could not change gradients with the others
-            gradients.watch(self._inner())
+            gradients.watch(self.inner_optimizers)
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> torch.Tensor:
         self._require_clipping("clip_grad_norm_")
-        return gradients.clip_norm(self._inner(), _listed(parameters), max_norm, norm_type)
+        return gradients.clip_norm(self.inner_optimizers, _listed(parameters), max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
         self._require_clipping("clip_grad_value_")
-        gradients.clip_value(self._inner(), _listed(parameters), clip_value)
+        gradients.clip_value(self.inner_optimizers, _listed(parameters), clip_value)
 
     def _require_clipping(self, name: str) -> None:
         if not self.sync_gradients and not self._local.is_on:
@@ -199,7 +201,7 @@ class Accelerator(accelerate.Accelerator):
         try:
             for one in samplers:
                 one.even_batches = False
-            with gradients.joining(self._inner()):
+            with gradients.joining(self.inner_optimizers):
                 yield
         finally:
             self._is_joining = False

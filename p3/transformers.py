@@ -23,6 +23,7 @@ except ModuleNotFoundError as error:
 from transformers.trainer_pt_utils import find_batch_size
 
 from p3.accelerate import Accelerator, join
+from p3.trainers import gradients
 from p3.trainers.local import Local
 
 __all__ = ["OnP3", "Seq2SeqTrainer", "Trainer"]
@@ -80,11 +81,16 @@ class OnP3:
         if checkpoint is not None:
             self._local.load_from(checkpoint, "resume_from_checkpoint")
 
+    def _load_best_model(self) -> None:
+        with gradients.loads_apart(self.accelerator.inner_optimizers):
+            super()._load_best_model()
+
     def _finalize_training(self, *arguments: Any, **keywords: Any) -> Any:
         self._local.end()
         result = super()._finalize_training(*arguments, **keywords)
         if self.args.load_best_model_at_end:  # of which other hosts' disks may know nothing
-            self._local.broadcast()
+            for optimizer in self.accelerator.inner_optimizers:
+                optimizer.broadcast()
         return result
 
 

@@ -51,6 +51,15 @@ def watch(optimizers: Iterable[Any]) -> None:
         optimizer._p3.watch_gradients()
 
 
+@contextlib.contextmanager
+def loads_apart(optimizers: Iterable[Any]) -> Iterator[None]:
+    """Within it models may be loaded on some workers alone; behind it all call each optimizer's broadcast()."""
+    with contextlib.ExitStack() as stack:
+        for optimizer in _sharing(optimizers):
+            stack.enter_context(optimizer._p3.loads_apart())
+        yield
+
+
 def renew_weights(optimizers: Iterable[Any]) -> None:
     """Models and states have what the last step has made of them: they can go to another device."""
     for optimizer in _sharing(optimizers):

@@ -110,11 +110,6 @@ class Local:
                 one.take_global()
                 self._ended_at[one] = one._p3_local.steps_taken
 
-    def broadcast(self) -> None:
-        """On every worker, behind a load of other weights into the models: rank 0's become the global ones."""
-        for one in self._optimizers:
-            one.broadcast()
-
     # Checkpoints
 
     def part(self, of: str) -> Optional[Part]:

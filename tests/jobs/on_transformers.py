@@ -146,6 +146,22 @@ def evaluated(folder):
     return told
 
 
+def best_apart(folder):
+    """Each worker has a disk of its own, and rank 0's alone has the model; without states others have no folder."""
+    found = []
+    for only_model in (False, True):
+        own = folder / ("%s_of_%s" % (only_model, os.environ["RANK"]))
+        trainer, told = trained(
+            own, eval_strategy="steps", eval_steps=3, save_strategy="steps", save_steps=3, save_only_model=only_model,
+            load_best_model_at_end=True, greater_is_better=True,
+        )  # fmt: skip
+        name = "checkpoint-%d" % trainer.state.best_global_step
+        best = GPT2LMHeadModel.from_pretrained(folder / ("%s_of_0" % only_model) / name)
+        trainer.train()  # goes on from there
+        found.append([told["weights"], magnitude(best), files(own), magnitude(trainer.model)])
+    return found
+
+
 class Looking(TrainerCallback):
     """Looks at gradients between clipping and step(): rank 0 in every step, others in every other one."""
 

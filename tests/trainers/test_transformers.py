@@ -9,7 +9,7 @@ pytestmark = pytest.mark.timeout(400)  # the first test waits for the jobs
 SCRIPT = "on_transformers.py"
 LIKE_DDP = ["plain", "saved", "accumulated", "unclipped", "clipped", "halved", "checkpointed", "evaluated",
             "stopped", "begun", "resumed", "again", "looked_at", "changed"]  # fmt: skip
-BY_P3_ALONE = ["refused", "local", "local_begun", "local_resumed", "local_best", "local_weighed"]
+BY_P3_ALONE = ["best_apart", "refused", "local", "local_begun", "local_resumed", "local_best", "local_weighed"]
 
 
 @pytest.mark.parametrize("name", LIKE_DDP)
@@ -61,6 +61,16 @@ def test_early_stopping_stops_all_workers_at_one_step(by_p3):
 def test_evaluation_and_prediction_see_each_sample_of_all_workers_once(by_p3):
     for one in by_p3["evaluated"]:
         assert {count for _, count, _ in one["evaluated"]} == {7} and one["predicted"][0] == 5
+
+
+def test_where_rank_0_alone_has_the_best_model_all_workers_get_its_weights(by_p3):
+    """Of which the first evaluation, whose loss is the greatest, is the best here."""
+    first, second = by_p3["best_apart"]
+    for of_rank_0, of_other in zip(first, second):
+        assert of_rank_0[0] == of_rank_0[1] == of_other[0]
+        assert [any("model.safetensors" in name for name in one[2]) for one in (of_rank_0, of_other)] == [True, False]
+        assert of_rank_0[3] == of_other[3] != of_rank_0[0]
+    assert second[1][2] == []
 
 
 def test_local_steps_are_those_of_a_plain_loop(by_p3):

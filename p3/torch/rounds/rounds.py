@@ -67,6 +67,7 @@ class Rounds(job.Held, snapshots.Trainer):
         settings = Settings.from_env(os.environ)
         self._optimizer, self._kind, self._models = optimizer, type(optimizer), models
         self._is_as_ddp, self._advice = False, advice.OF_SCRIPTS
+        self._shares_loads = True
         self._is_paused = self._is_joining = self._has_begun = False
         self._dropped = 0  # times that the script has dropped gradients before it had a step
         self._is_counted = False  # the step under way, with all of its rounds
@@ -154,6 +155,16 @@ class Rounds(job.Held, snapshots.Trainer):
     def renew_weights(self) -> None:
         """The parameters have what the last step has made of them. Waits for that; gradients under way stay so."""
         self._renew(self._parameters.values(), for_step=False)
+
+    @contextlib.contextmanager
+    def loads_apart(self) -> Iterator[None]:
+        """Within it load_state_dict() of a model waits for nobody, so some workers may load and others not: all call
+        broadcast() behind it."""
+        self._shares_loads = False
+        try:
+            yield
+        finally:
+            self._shares_loads = True
 
     # What the ways to take a step differ in
 
@@ -399,7 +410,8 @@ class Rounds(job.Held, snapshots.Trainer):
                 "load_state_dict(assign=True) has replaced %s by other tensors, which the optimizer does not train: "
                 "load without assign, or before the optimizer is made" % ", ".join(replaced)
             )
-        self.broadcast()
+        if self._shares_loads:
+            self.broadcast()
 
     def broadcast(self) -> None:
         self._land()  # so that rank 0 gives what its last step has made
