@@ -24,6 +24,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(text, name="accelerate") from None
 
 import p3.torch
+from p3.torch.process_group import wait_for
 from p3.trainers import gradients
 from p3.trainers.local import Local
 
@@ -68,6 +69,8 @@ class Accelerator(accelerate.Accelerator):
         _require_alone(given)
         join()
         super().__init__(*arguments, **keywords)
+        if self.init_handler is not None:  # it is for a group that Accelerate would have made
+            wait_for(self.init_handler.timeout)
         self.require_fitting()
 
     @classmethod

@@ -9,6 +9,7 @@ TRL's: `class Trainer(p3.transformers.OnP3, trl.SFTTrainer): pass`.
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 from typing import Any, Mapping, Optional
 
@@ -23,6 +24,7 @@ except ModuleNotFoundError as error:
 from transformers.trainer_pt_utils import find_batch_size
 
 from p3.accelerate import Accelerator, join
+from p3.torch.process_group import wait_for
 from p3.trainers import gradients
 from p3.trainers.local import Local
 
@@ -30,6 +32,22 @@ __all__ = ["OnP3", "Seq2SeqTrainer", "Trainer"]
 
 if multiprocessing.parent_process() is None:  # a DataLoader's process that imports the script is no worker
     join()
+
+
+def _hear_timeouts() -> None:
+    """Of the group, which is there before TrainingArguments are made: its ddp_timeout counts as if that made it, where
+    transformers itself heeds it on GPUs alone. Call it once."""
+    check = transformers.TrainingArguments.__post_init__
+
+    @functools.wraps(check)
+    def heard(self: Any) -> None:
+        check(self)
+        wait_for(self.ddp_timeout_delta)
+
+    transformers.TrainingArguments.__post_init__ = heard
+
+
+_hear_timeouts()
 
 
 class OnP3:

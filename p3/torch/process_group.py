@@ -24,6 +24,8 @@ from p3.torch.start import job, torchrun
 
 log = logging.getLogger("p3.torch")
 
+_timeout: Optional[timedelta] = None  # of the group that was made here
+
 
 def process_group() -> None:
     """Makes torch.distributed's default group of all workers, if there is none and they are more than one.
@@ -32,6 +34,7 @@ def process_group() -> None:
     at a port that is free, and RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set in
     this process, as torchrun sets them. ValueError if a group exists whose ranks are not P3's.
     """
+    global _timeout
     sites.refuse("p3.torch.process_group()", choices.TRAINERS)
     session = job.current()
     rank, size = session.rank, session.num_workers
@@ -46,7 +49,7 @@ def process_group() -> None:
     if size == 1:
         return
     settings = Settings.from_env(os.environ)
-    timeout = timedelta(seconds=settings.wait_timeout_s)
+    _timeout = timeout = timedelta(seconds=settings.wait_timeout_s)
     if settings.tls and rank == 0:
         log.warning("P3_TLS=1 does not encrypt what goes through torch.distributed: metrics, and objects of trainers")
     backend = _backend(all_gather_object(_own_gpu(session.local_rank)))
@@ -67,6 +70,15 @@ def process_group() -> None:
     )  # fmt: skip
     store = dist.PrefixStore("p3", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+
+
+def wait_for(timeout: timedelta) -> None:
+    """The group that process_group() has made waits so long for other workers, or for longer, as it was told before;
+    first it has P3_WAIT_TIMEOUT_S. For frameworks, that would have made a group with this one. Of each worker alone."""
+    global _timeout
+    if _timeout is not None and timeout > _timeout and dist.is_initialized():
+        dist.distributed_c10d._set_pg_timeout(timeout)
+        _timeout = timeout
 
 
 def _own_gpu(local_rank: int) -> Optional[str]:

@@ -7,12 +7,13 @@ import contextlib
 import os
 import shutil
 import sys
+from datetime import timedelta
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 import this_job
 import torch
 from accelerate.state import AcceleratorState, GradientState
-from accelerate.utils import GradientAccumulationPlugin, set_seed
+from accelerate.utils import GradientAccumulationPlugin, InitProcessGroupKwargs, set_seed
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -383,6 +384,15 @@ def local_weighed(folder):
 def local_lossy(folder):
     """In a job that is to go on without lost workers."""
     return {"refused": error(locally)}
+
+
+def waiting(folder):
+    """How many seconds a barrier has, before and behind what the script says of the group."""
+    Accelerator()
+    group = torch.distributed.group.WORLD._get_backend(torch.device("cpu"))
+    found = [group.options._timeout.total_seconds()]
+    Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=2))])
+    return [*found, group.options._timeout.total_seconds()]
 
 
 def refused(folder):

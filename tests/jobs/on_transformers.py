@@ -389,6 +389,16 @@ def local_best(folder):
     return {**told, "later": weights(trainer.model)}
 
 
+def waiting(folder):
+    """How many seconds a barrier has behind each; 1800 is transformers' own."""
+    group, found = torch.distributed.group.WORLD._get_backend(torch.device("cpu")), []
+    for options in ({}, {"ddp_timeout": 7200}, {"ddp_timeout": 60}):
+        args = TrainingArguments(output_dir=str(folder), use_cpu=True, **options)
+        with args.main_process_first():
+            found.append(group.options._timeout.total_seconds())
+    return found
+
+
 def refused(folder):
     from accelerate import PartialState
 

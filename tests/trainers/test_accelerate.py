@@ -11,7 +11,7 @@ pytestmark = pytest.mark.timeout(400)  # the first test waits for the jobs
 SCRIPT = "on_accelerate.py"
 LIKE_DDP = ["plain", "apart", "value_clipped", "accumulated", "accumulated_each", "halved", "compiled", "begun",
             "resumed", "two_models", "looked_at", "changed", "left_out", "written"]  # fmt: skip
-BY_P3_ALONE = ["uneven", "refused", "local", "local_begun", "local_resumed", "local_lost", "local_of_other",
+BY_P3_ALONE = ["waiting", "uneven", "refused", "local", "local_begun", "local_resumed", "local_lost", "local_of_other",
             "local_weighed"]  # fmt: skip
 
 
@@ -60,6 +60,10 @@ def test_workers_that_run_out_of_batches_follow_the_others(by_p3):
     first, second = by_p3["uneven"]
     assert (first["steps"], second["steps"]) == (2, 1)
     assert first["weights"] == second["weights"] and first["weights"][0] == first["weights"][1]
+
+
+def test_waits_take_as_long_as_the_script_says_of_the_group(by_p3):
+    assert by_p3["waiting"] == [[600, 7200]] * 2
 
 
 def test_local_steps_are_those_of_a_plain_loop(by_p3):

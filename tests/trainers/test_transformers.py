@@ -9,7 +9,8 @@ pytestmark = pytest.mark.timeout(400)  # the first test waits for the jobs
 SCRIPT = "on_transformers.py"
 LIKE_DDP = ["plain", "saved", "accumulated", "unclipped", "clipped", "halved", "checkpointed", "evaluated",
             "stopped", "begun", "resumed", "again", "looked_at", "changed"]  # fmt: skip
-BY_P3_ALONE = ["best_apart", "refused", "local", "local_begun", "local_resumed", "local_best", "local_weighed"]
+BY_P3_ALONE = ["best_apart", "waiting", "refused", "local", "local_begun", "local_resumed", "local_best",
+               "local_weighed"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LIKE_DDP)
@@ -71,6 +72,10 @@ def test_where_rank_0_alone_has_the_best_model_all_workers_get_its_weights(by_p3
         assert [any("model.safetensors" in name for name in one[2]) for one in (of_rank_0, of_other)] == [True, False]
         assert of_rank_0[3] == of_other[3] != of_rank_0[0]
     assert second[1][2] == []
+
+
+def test_waits_take_as_long_as_arguments_say_at_most(by_p3):
+    assert by_p3["waiting"] == [[1800, 7200, 7200]] * 2
 
 
 def test_local_steps_are_those_of_a_plain_loop(by_p3):
