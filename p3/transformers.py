@@ -9,6 +9,7 @@ TRL's: `class Trainer(p3.transformers.OnP3, trl.SFTTrainer): pass`.
 
 from __future__ import annotations
 
+import copy
 import functools
 import multiprocessing
 from typing import Any, Mapping, Optional
@@ -66,6 +67,7 @@ class OnP3:
     def create_accelerator_and_postprocess(self) -> None:
         _require_possible(self.args)
         if self._local.is_on:  # each loss is of its worker's tokens, and no step waits to count the others'
+            self.args = copy.copy(self.args)  # the script may have another Trainer with the same ones
             self.args.average_tokens_across_devices = False
         super().create_accelerator_and_postprocess()
         Accelerator.take_over(self.accelerator, self._local)

@@ -370,6 +370,13 @@ def local_begun(folder):
     return {**told, "saved": logits(saved), "files": [name for name in files(folder) if "p3" in name]}
 
 
+def local_args(folder):
+    """What those of the script say of averages, and the trainer's own."""
+    args = TrainingArguments(output_dir=str(folder), use_cpu=True, report_to=[])
+    own = Trainer(model(), args, local_steps=OPTIONS).args
+    return [args.average_tokens_across_devices, own.average_tokens_across_devices]
+
+
 def local_resumed(folder):
     resume = folder.parent / "local_begun" / ("checkpoint-%d" % UNDER_WAY)
     return locally(folder, str(resume), eval_strategy="no")[1]

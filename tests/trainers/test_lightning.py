@@ -11,7 +11,8 @@ pytestmark = pytest.mark.timeout(400)  # the first test waits for the jobs
 
 SCRIPT = "on_lightning.py"
 LIKE_DDP = ["plain", "by_name", "clipped", "value_clipped", "accumulated", "halved", "halved_clipped", "manual",
-            "stopped", "saved", "begun", "resumed", "validated", "unseen", "looked_at", "changed", "averaged"]  # fmt: skip
+            "stopped", "saved", "begun", "resumed", "validated", "unseen", "looked_at", "changed",
+            "averaged"]  # fmt: skip
 BY_P3_ALONE = ["fused", "moved", "refused", "local", "local_begun", "local_resumed", "local_linked", "local_ended",
             "local_manual", "local_weighed"]  # fmt: skip
 

@@ -10,7 +10,7 @@ SCRIPT = "on_transformers.py"
 LIKE_DDP = ["plain", "saved", "accumulated", "unclipped", "clipped", "halved", "checkpointed", "evaluated",
             "stopped", "begun", "resumed", "again", "looked_at", "changed"]  # fmt: skip
 BY_P3_ALONE = ["best_apart", "waiting", "refused", "local", "local_begun", "local_resumed", "local_best",
-               "local_weighed"]  # fmt: skip
+               "local_weighed", "local_args"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LIKE_DDP)
@@ -101,6 +101,10 @@ def test_the_best_global_model_is_that_of_all_workers_and_training_goes_on_from_
 
 def test_workers_count_by_tokens_samples_or_what_a_function_says(by_p3):
     jobs.require_weighed(by_p3["local_weighed"])
+
+
+def test_local_steps_leave_the_script_s_arguments_as_they_are(by_p3):
+    assert by_p3["local_args"] == [[True, False]] * 2
 
 
 @pytest.mark.parametrize("what, said", [
