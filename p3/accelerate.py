@@ -108,9 +108,16 @@ class Accelerator(accelerate.Accelerator):
         finally:
             self._is_preparing = False
         models = [one for one in (prepared if len(arguments) > 1 else [prepared]) if isinstance(one, torch.nn.Module)]
-        for optimizer in self._optimizers:
+        # First those that are P3's, which were prepared before: what no training takes up, a new one releases.
+        for optimizer in sorted(self._optimizers, key=lambda one: not gradients.is_distributed(one.optimizer)):
             self._distribute(optimizer, models)
         return prepared
+
+    def free_memory(self, *objects: Any) -> Any:
+        """As Accelerate's, on every worker: the prepared optimizers have trained. When a new one is prepared they are
+        released, with all that servers keep for them, but for those that have been prepared again."""
+        self._local.set_aside(self.inner_optimizers)
+        return super().free_memory(*objects)
 
     def prepare_model(self, model: torch.nn.Module, device_placement: Any = None, evaluation_mode: bool = False) -> Any:
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
@@ -133,7 +140,7 @@ class Accelerator(accelerate.Accelerator):
     def _distribute(self, optimizer: Any, models: List[torch.nn.Module]) -> None:
         """`models`: that came with it, as they were returned: compiled, perhaps; else all that Accelerate knows."""
         if gradients.is_distributed(optimizer.optimizer):
-            return
+            return self._local.take_up(optimizer.optimizer)
         if gradients.has_unknown(optimizer, models):
             models = list(self._models)
         if gradients.has_unknown(optimizer, models):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
 import torch
 
@@ -33,7 +33,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 import p3.torch
 from p3.torch.requirements import parameters_of
-from p3.trainers import gradients
+from p3.trainers import former, gradients
 from p3.trainers.local import Local, Part
 
 __all__ = ["Strategy"]
@@ -55,6 +55,7 @@ class Strategy(DDPStrategy):
                  local_steps: Optional[Mapping[str, Any]] = None) -> None:  # fmt: skip
         self._local_steps, self._local = local_steps, Local(local_steps)
         self._shown = contextlib.ExitStack()  # while it validates
+        self._trained: List[torch.optim.Optimizer] = []  # by the fit() under way
         self._resumed_from: Any = None
         self._has_failed = False
         p3.torch.process_group()
@@ -132,6 +133,7 @@ class Strategy(DDPStrategy):
         self._local, self._has_failed = Local(self._local_steps), False
         for optimizer in self.optimizers:
             self._local.distribute(optimizer, [self.model])
+            self._trained.append(optimizer)
         self.optimizers = self.optimizers  # Lightning's wrappers have the classes that their optimizers had before
         plugin = self.precision_plugin
         plugin.backward = self._backward
@@ -193,8 +195,10 @@ class Strategy(DDPStrategy):
         self._shown.close()  # if an exception has ended the validation
         if not self._has_failed:
             self._local.end()  # also if there was nothing left to train, of which no hook tells
-            gradients.renew_weights(self.optimizers)  # before Lightning moves the states, and then the weights
+            gradients.renew_weights(self._trained)  # before Lightning moves the states, and then the weights
         super().teardown()
+        former.set_aside(self._trained)  # another fit() makes others
+        self._trained = []
 
     def lightning_module_state_dict(self) -> Dict[str, Any]:
         with self._local.shown():

@@ -69,6 +69,8 @@ class OnP3:
         if self._local.is_on:  # each loss is of its worker's tokens, and no step waits to count the others'
             self.args = copy.copy(self.args)  # the script may have another Trainer with the same ones
             self.args.average_tokens_across_devices = False
+        if hasattr(self, "accelerator"):  # of a trial of hyperparameter_search()
+            self.accelerator.free_memory()
         super().create_accelerator_and_postprocess()
         Accelerator.take_over(self.accelerator, self._local)
 

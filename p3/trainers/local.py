@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence
+import weakref
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, MutableMapping, Optional, Sequence
 
 import torch
 
@@ -18,7 +19,7 @@ from p3.frontend import samples as of_workers
 from p3.plan import choices, combinations
 from p3.torch.requirements import parameters_of
 from p3.torch.start import job
-from p3.trainers import gradients
+from p3.trainers import former, gradients
 
 Part = List[Dict[str, Any]]  # of each optimizer
 
@@ -35,8 +36,9 @@ class Local:
         self._options = None if options is None else {name: value for name, value in options.items() if name != "weigh"}
         self._weigh = _checked_weigh((options or {}).get("weigh"))
         self._optimizers: List[Any] = []
-        self._counted: Dict[Any, float] = {}  # samples of batches, by an optimizer's step under way; not told yet
-        self._ended_at: Dict[Any, int] = {}  # the steps that they had taken by then
+        # Samples of batches, by an optimizer's step under way; not told yet.
+        self._counted: MutableMapping[Any, float] = weakref.WeakKeyDictionary()
+        self._ended_at: MutableMapping[Any, int] = weakref.WeakKeyDictionary()  # the steps that they had taken by then
 
     @property
     def is_on(self) -> bool:
@@ -45,7 +47,7 @@ class Local:
     @property
     def optimizers(self) -> List[Any]:
         """Those that take local steps."""
-        return list(self._optimizers)
+        return [one for one in self._optimizers if hasattr(one, "_p3_local")]  # else it was released
 
     @property
     def weighs(self) -> bool:
@@ -53,8 +55,9 @@ class Local:
         return bool(self._weigh)
 
     def distribute(self, optimizer: torch.optim.Optimizer, models: Iterable[torch.nn.Module]) -> None:
-        """Has P3 train its parameters, on every worker at the same point. ValueError if the models lack one of them, or
-        for what cannot be trained so."""
+        """Has P3 train its parameters, on every worker at the same point, and releases what no training has taken up.
+        ValueError if the models lack one of them, or for what cannot be trained so."""
+        former.release_all()
         if self._options is None:
             return gradients.distribute(optimizer, models)
         session = job.current()
@@ -66,7 +69,19 @@ class Local:
                              'local_steps={"codec": ...}')  # fmt: skip
         p3.torch.LocalSteps(optimizer, gradients.of_models(optimizer, models), **self._options)
         taken = set(parameters_of(optimizer))  # from a former one, which is over
-        self._optimizers = [*(one for one in self._optimizers if taken.isdisjoint(parameters_of(one))), optimizer]
+        self._optimizers = [*(one for one in self.optimizers if taken.isdisjoint(parameters_of(one))), optimizer]
+
+    def set_aside(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """On every worker: their training is over, unless take_up() follows before another begins."""
+        gone = list(optimizers)
+        former.set_aside(gone)
+        self._optimizers = [one for one in self._optimizers if one not in gone]
+
+    def take_up(self, optimizer: torch.optim.Optimizer) -> None:
+        """One that distribute() was given trains, or trains again."""
+        former.take_up(optimizer)
+        if self.is_on and optimizer not in self._optimizers:
+            self._optimizers.append(optimizer)
 
     # How much each worker's differences weigh
 
@@ -81,12 +96,12 @@ class Local:
     def add(self, samples: Any) -> None:
         """The step under way trains on so many samples more. ValueError if it is no number from 0 on."""
         number = of_workers.checked(samples)
-        for one in self._optimizers:
+        for one in self.optimizers:
             self._counted[one] = self._counted.get(one, 0.0) + number
 
     def tell(self, *optimizers: Any) -> None:
         """Before the step of these, or of all, for which nothing more will be counted; the earlier the better."""
-        for one in optimizers or self._optimizers:
+        for one in optimizers or self.optimizers:
             if one in self._counted:
                 one.weigh(self._counted.pop(one))
 
@@ -97,7 +112,7 @@ class Local:
         """Within it the models have the global weights, also in another shown(). Behind end() they are as they are,
         until the next step."""
         with contextlib.ExitStack() as stack:
-            for one in self._optimizers:
+            for one in self.optimizers:
                 if one._p3_local.steps_taken != self._ended_at.get(one) and not one._p3_local.shows_global:
                     stack.enter_context(one.global_weights())
             yield
@@ -105,7 +120,7 @@ class Local:
     def end(self) -> None:
         """At the end of a training, on every worker: the global weights are the models' for good. Behind another end()
         they stay as they are."""
-        for one in self._optimizers:
+        for one in self.optimizers:
             if one._p3_local.steps_taken != self._ended_at.get(one):
                 one.take_global()
                 self._ended_at[one] = one._p3_local.steps_taken
@@ -115,7 +130,7 @@ class Local:
     def part(self, of: str) -> Optional[Part]:
         """What a checkpoint has of this worker alone, beside the models' global weights and the optimizers' states. On
         every worker, in `of`, a call of the script. None: nothing."""
-        return [one._p3_local.own_part(of) for one in self._optimizers] or None
+        return [one._p3_local.own_part(of) for one in self.optimizers] or None
 
     def take(self, read: Callable[[], Optional[Part]], of: str) -> None:
         """`read` gives this worker's part, or None; on every worker, behind the load of models and optimizers."""
@@ -125,7 +140,7 @@ class Local:
             found = read()
             return None if found is None else found[place]
 
-        for place, one in enumerate(self._optimizers):
+        for place, one in enumerate(self.optimizers):
             self._ended_at.pop(one, None)  # the weights are its own again
             one._p3_local.take_own_part(functools.partial(of_one, place), of)
 

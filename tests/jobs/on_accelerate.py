@@ -21,6 +21,7 @@ from trainer_jobs import error, main
 
 if sys.argv[1] == "p3":
     import p3.torch
+    from former_ones import released
     from local_loop import LR, MEAN, OPTIONS, UNDER_WAY, in_a_loop, in_one_process, weights
 
     from p3.accelerate import Accelerator
@@ -384,6 +385,38 @@ def local_weighed(folder):
 def local_lossy(folder):
     """In a job that is to go on without lost workers."""
     return {"refused": error(locally)}
+
+
+def sweep(folder):
+    """Trainings of new models, one behind the other, of which the last is prepared again and goes on."""
+
+    def steps(accelerator, net, optimizer):
+        for _, x, y in data(8, shuffle=False):
+            with accelerator.accumulate(net):
+                if accelerator.weighs:
+                    accelerator.weigh(len(x))
+                accelerator.backward(nn.functional.cross_entropy(net(x), y))
+                optimizer.step()
+                optimizer.zero_grad()
+        accelerator.take_global()
+        return weights(net)
+
+    def of(local_steps):
+        accelerator, optimizers = Accelerator(cpu=True, local_steps=local_steps), []
+        accelerator.weighs, found = local_steps is not None, {"weights": [], "released": []}
+        for _ in range(3):
+            net = model()
+            net, optimizer = accelerator.prepare(net, torch.optim.AdamW(net.parameters(), lr=0.05))
+            optimizers.append(optimizer.optimizer)
+            found["weights"].append(steps(accelerator, net, optimizer))
+            found["released"].append(released(optimizers))
+            accelerator.free_memory()
+        net, optimizer = accelerator.prepare(net, optimizer)
+        found["weights"].append(steps(accelerator, net, optimizer))
+        found["released"].append(released(optimizers))
+        return found
+
+    return {"shared": of(None), "local": of(OPTIONS)}
 
 
 def waiting(folder):

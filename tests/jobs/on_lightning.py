@@ -22,6 +22,7 @@ from trainer_jobs import error, main
 
 BY_P3 = sys.argv[1] == "p3"
 if BY_P3:
+    from former_ones import released
     from local_loop import LR, MEAN, OPTIONS, in_a_loop, in_one_process, weights
 
     import p3.lightning
@@ -387,6 +388,32 @@ def local_manual(folder):
                             enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0)  # fmt: skip
     run.fit(net)
     return {"losses": net.losses, "weights": weights(net)}
+
+
+def sweep(folder):
+    """Trainings of new models, each by a Trainer of its own; the first is validated again behind the last."""
+
+    def of(local_steps):
+        optimizers, runs, found = [], [], {"weights": [], "released": []}
+        for _ in range(3):
+            net = Unseen()
+            own = p3.lightning.Strategy(local_steps=local_steps)
+            run = lightning.Trainer(
+                accelerator="cpu", strategy=own, max_steps=4, logger=False, enable_checkpointing=False,
+                enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
+            )  # fmt: skip
+            lightning.seed_everything(3, verbose=False)
+            run.fit(net)
+            runs.append((run, net))
+            optimizers += run.optimizers
+            found["weights"].append(weights(net))
+            found["released"].append(released(optimizers))
+        run, net = runs[0]
+        run.validate(net, verbose=False)
+        run.save_checkpoint(folder / "first.ckpt")
+        return found
+
+    return {"shared": of(None), "local": of({**OPTIONS, "weigh": True})}
 
 
 class Weighed(Net):

@@ -19,6 +19,7 @@ from transformers import EarlyStoppingCallback, GPT2Config, GPT2LMHeadModel, Tra
 
 if sys.argv[1] == "p3":
     import p3.torch
+    from former_ones import released
     from local_loop import LR, MEAN, OPTIONS, UNDER_WAY, in_a_loop, in_one_process, weights
 
     from p3.transformers import Trainer
@@ -368,6 +369,42 @@ def local_begun(folder):
     told = locally(folder, save_strategy="steps", save_steps=UNDER_WAY, eval_steps=UNDER_WAY)[1]
     saved = GPT2LMHeadModel.from_pretrained(folder / ("checkpoint-%d" % UNDER_WAY))
     return {**told, "saved": logits(saved), "files": [name for name in files(folder) if "p3" in name]}
+
+
+def sweep(folder):
+    """Trainings of new models, by one Trainer; one of the last model again; and one by another Trainer."""
+
+    def trainer(local_steps):
+        args = TrainingArguments(output_dir=str(folder), per_device_train_batch_size=2, max_steps=4, seed=3,
+                                 save_strategy="steps", save_steps=4, use_cpu=True, report_to=[], disable_tqdm=True,
+                                 learning_rate=0.01, remove_unused_columns=False)  # fmt: skip
+        return Recording(model_init=model, args=args, train_dataset=samples(SAMPLES, 5), data_collator=collate,
+                         local_steps=local_steps)  # fmt: skip
+
+    def trained(one, found, resume=None):
+        one.seen = []
+        one.train(resume_from_checkpoint=resume)
+        found["optimizers"].append(one.optimizer.optimizer)
+        found["weights"].append(weights(one.model))
+        found["released"].append(released(found["optimizers"]))
+
+    def of(local_steps):
+        found = {"optimizers": [], "weights": [], "released": []}
+        first = trainer(local_steps)
+        for trial in range(3):
+            if trial == 1:
+                first.create_accelerator_and_postprocess()  # as hyperparameter_search() does
+            trained(first, found)
+        first.model_init = None
+        trained(first, found)
+        first.accelerator.free_memory()
+        trained(trainer(local_steps), found)
+        if local_steps is not None:
+            found["parts"] = len(torch.load(folder / "checkpoint-4" / ("p3_local_%d.pt" % p3.torch.rank())))
+        found.pop("optimizers")
+        return found
+
+    return {"shared": of(None), "local": of({**OPTIONS, "weigh": True})}
 
 
 def local_args(folder):

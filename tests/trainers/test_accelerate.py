@@ -12,7 +12,7 @@ SCRIPT = "on_accelerate.py"
 LIKE_DDP = ["plain", "apart", "value_clipped", "accumulated", "accumulated_each", "halved", "compiled", "begun",
             "resumed", "two_models", "looked_at", "changed", "left_out", "written"]  # fmt: skip
 BY_P3_ALONE = ["waiting", "uneven", "refused", "local", "local_begun", "local_resumed", "local_lost", "local_of_other",
-            "local_weighed"]  # fmt: skip
+            "local_weighed", "sweep"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LIKE_DDP)
@@ -100,6 +100,15 @@ def test_local_steps_go_on_from_a_checkpoint_of_a_training_without(by_p3):
 
 def test_workers_count_by_the_samples_of_their_batches(by_p3):
     jobs.require_weighed(by_p3["local_weighed"])
+
+
+def test_trainings_of_new_models_are_alike_and_the_former_are_released(by_p3):
+    """But for one that is prepared again."""
+    for one in by_p3["sweep"]:
+        for found in one.values():
+            *new, again = found["weights"]
+            assert new == [new[0]] * 3 and again != new[0]
+            assert found["released"] == [[False], [True, False], [True, True, False], [True, True, False]]
 
 
 @pytest.mark.parametrize("what, said", [

@@ -14,7 +14,7 @@ LIKE_DDP = ["plain", "by_name", "clipped", "value_clipped", "accumulated", "halv
             "stopped", "saved", "begun", "resumed", "validated", "unseen", "looked_at", "changed",
             "averaged"]  # fmt: skip
 BY_P3_ALONE = ["fused", "moved", "refused", "local", "local_begun", "local_resumed", "local_linked", "local_ended",
-            "local_manual", "local_weighed"]  # fmt: skip
+            "local_manual", "local_weighed", "sweep"]  # fmt: skip
 
 
 def test_one_worker_may_validate_before_it_trains(tmp_path, processes):
@@ -109,6 +109,13 @@ def test_each_of_two_optimizers_has_local_steps_of_its_own(by_p3):
 
 def test_workers_count_by_the_samples_of_their_batches_or_by_what_a_function_says(by_p3):
     jobs.require_weighed(by_p3["local_weighed"])
+
+
+def test_trainings_of_new_models_are_alike_and_the_former_are_released(by_p3):
+    for one in by_p3["sweep"]:
+        for found in one.values():
+            assert found["weights"] == [found["weights"][0]] * 3
+            assert found["released"] == [[False], [True, False], [True, True, False]]
 
 
 @pytest.mark.parametrize("what, said", [

@@ -10,7 +10,7 @@ SCRIPT = "on_transformers.py"
 LIKE_DDP = ["plain", "saved", "accumulated", "unclipped", "clipped", "halved", "checkpointed", "evaluated",
             "stopped", "begun", "resumed", "again", "looked_at", "changed"]  # fmt: skip
 BY_P3_ALONE = ["best_apart", "waiting", "refused", "local", "local_begun", "local_resumed", "local_best",
-               "local_weighed", "local_args"]  # fmt: skip
+               "local_weighed", "local_args", "sweep"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LIKE_DDP)
@@ -101,6 +101,17 @@ def test_the_best_global_model_is_that_of_all_workers_and_training_goes_on_from_
 
 def test_workers_count_by_tokens_samples_or_what_a_function_says(by_p3):
     jobs.require_weighed(by_p3["local_weighed"])
+
+
+def test_trainings_of_new_models_are_alike_and_the_former_are_released(by_p3):
+    """Of the fourth, the optimizer is that of the third."""
+    for one in by_p3["sweep"]:
+        assert one["local"].pop("parts") == 1
+        for found in one.values():
+            new = [found["weights"][place] for place in (0, 1, 2, 4)]
+            assert new == [new[0]] * 4 and found["weights"][3] != new[0]
+            assert found["released"] == [[False], [True, False], [True, True, False], [True, True, False, False],
+                                         [True, True, True, True, False]]  # fmt: skip
 
 
 def test_local_steps_leave_the_script_s_arguments_as_they_are(by_p3):

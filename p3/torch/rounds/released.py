@@ -17,6 +17,9 @@ class Released:
     def watch_gradients(self) -> None:
         pass
 
+    def renew_weights(self) -> None:
+        pass
+
     def zero_grad(self, zero_grad: Callable[[bool], None], set_to_none: bool) -> None:
         zero_grad(set_to_none)
 
