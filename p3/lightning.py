@@ -196,9 +196,9 @@ class Strategy(DDPStrategy):
         if not self._has_failed:
             self._local.end()  # also if there was nothing left to train, of which no hook tells
             gradients.renew_weights(self._trained)  # before Lightning moves the states, and then the weights
-        super().teardown()
         former.set_aside(self._trained)  # another fit() makes others
         self._trained = []
+        super().teardown()
 
     def lightning_module_state_dict(self) -> Dict[str, Any]:
         with self._local.shown():

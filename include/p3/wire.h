@@ -134,7 +134,7 @@ inline LinkShare link_share(const Header& ping) {
 
 // kClaim: what its worker has of the slice. But for the last one `round` is the last one of which something came, and
 // `scalars` are that round's. A value of so few bytes comes along; a larger one, with all of that once more, when the heir
-// asks for it, which it does of one worker, or when this one leaves or has released the key.
+// asks for it, which it does of one worker, or when this one leaves.
 constexpr size_t kClaimedAtOnce = 1024;
 enum class Claimed : uint8_t {
   kValue = 0,         // the value of that round

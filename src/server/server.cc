@@ -176,8 +176,9 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     }
     Shard& shard = *std::exchange(vans_[index_of(van)].receiving, nullptr);
     if (header.kind == FrameKind::kClaim) {
-      shard.claims->note(worker, header, transport_.received_fields(van), std::move(vans_[index_of(van)].arriving));
       --shard.uses;
+      if (shard.claims == nullptr) return vans_[index_of(van)].arriving.give_back();  // another one's has come first
+      shard.claims->note(worker, header, transport_.received_fields(van), std::move(vans_[index_of(van)].arriving));
       return settle_if_complete(shard);
     }
     Task task;
@@ -187,7 +188,10 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     task.payload = std::move(vans_[index_of(van)].arriving);
     task.incarnation = workers_[index_of(worker)].incarnation;
     if (is_push(header.kind)) task.fields = transport_.received_fields(van);
-    if (shard.claims == nullptr) return take(std::move(task));
+    if (shard.claims == nullptr) {
+      check_that_nobody_left(shard, worker, header);  // if it has settled since
+      return take(std::move(task));
+    }
     if (header.kind == FrameKind::kInit) shard.claims->note_nothing(worker);
     shard.claims->hold(std::move(task));
     settle_if_complete(shard);

@@ -85,7 +85,7 @@ Transport::Outgoing Worker::Impl::claim_to(int heir_van, const Key& key, uint32_
   return {heir_van, sent};
 }
 
-// Of a key that this worker has released, the heir has been told already.
+// Of a key that all workers have released, the heir has forgotten it, too.
 void* Worker::Impl::receive_ask_into(int van, const Header& ask) {
   const auto known = handle_of_wire_key_.find(ask.key);
   if (!outlives_servers || ask.payload_bytes > 0) refuse(van, ask, "unexpected");
@@ -115,15 +115,15 @@ void Worker::Impl::add_what_is_owed(Key& key, uint32_t shard, std::vector<Transp
   frames.push_back(claim_to(van_of_server_[static_cast<size_t>(server)], key, shard, owed));
 }
 
-void Worker::Impl::give_what_is_owed(std::optional<int> handle) {
+void Worker::Impl::give_what_is_owed() {
   if (!outlives_servers) return;
   try {
     transport_.run_in_receiver([&] {
       std::vector<Transport::Outgoing> frames;
       {
         MutexLock lock(mutex_);
-        for (auto& [its, key] : keys_)
-          if (key.plan && its == handle.value_or(its))
+        for (auto& [handle, key] : keys_)
+          if (key.plan)
             for (uint32_t shard = 0; shard < slice_count(key.plan_in_use()); ++shard)
               add_what_is_owed(key, shard, frames);
       }

@@ -162,7 +162,6 @@ bool Worker::is_idle(int key) const {
 }
 
 void Worker::release(int handle) {
-  impl_->give_what_is_owed(handle);
   MutexLock lock(impl_->mutex_);
   const Key& key = impl_->find(handle);
   if (!key.is_idle()) impl_->refuse_call("key '" + key.name + "' has operations under way; wait for them first");

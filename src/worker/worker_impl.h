@@ -73,8 +73,8 @@ class Worker::Impl final : public Transport::Handler, public WayHost {
   void* receive_ask_into(int van, const Header& ask) P3_REQUIRES(mutex_);
   void answer_ask(const Header& ask);
   void add_what_is_owed(Key& key, uint32_t shard, std::vector<Transport::Outgoing>& frames) P3_REQUIRES(mutex_);
-  // What heirs may still ask for of this key, or of all, leaves unasked: they could not be answered later.
-  void give_what_is_owed(std::optional<int> handle = {});
+  // What heirs may still ask for leaves unasked: they could not be answered later.
+  void give_what_is_owed();
   void send_again(Key& key, const std::vector<bool>& is_moved, std::vector<Transport::Outgoing>& frames)
       P3_REQUIRES(mutex_);
   // One after the other; `done` is only that of the last one.

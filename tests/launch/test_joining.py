@@ -27,14 +27,14 @@ def test_two_join_at_once_and_the_weights_are_those_of_means_over_who_is_there(t
 
 @pytest.mark.parametrize("dies", ["trial", "frozen", "ends"])
 def test_one_that_dies_while_it_joins_leaves_the_job_as_it_was_and_the_next_one_joins(tmp_path, processes, dies):
-    run = start(tmp_path, processes, 2, [(1, 3)], [10, 15], P3_TIMEOUT_S="2")
+    run = start(tmp_path, processes, 2, [(1, 3)], [10, 15], P3_TIMEOUT_S="4")
     said = run.read_until("The others go on without it", "waits for go-10")
-    first = join(tmp_path, processes, run, P3S_DIES=dies, P3_TIMEOUT_S="2")
+    first = join(tmp_path, processes, run, P3S_DIES=dies, P3_TIMEOUT_S="4")
     said += run.read_until("waits to join the job")
     (tmp_path / "go-10").touch()
     said += run.read_until("worker 0 step 14:")
     os.kill(first.popen.pid, signal.SIGKILL) if dies == "frozen" else first.wait(20)
-    second = join(tmp_path, processes, run, P3_TIMEOUT_S="2")
+    second = join(tmp_path, processes, run, P3_TIMEOUT_S="4")
     said += run.read_until("waits to join the job")
     (tmp_path / "go-15").touch()
     ended, came = run.wait(60), second.wait(60)
@@ -95,7 +95,7 @@ def test_p3_run_starts_others_for_lost_ones_again_and_again(tmp_path, processes)
 
 @pytest.mark.parametrize("how", ["frozen", "child"])
 def test_p3_run_starts_another_one_also_for_who_has_departed_before_its_end_was_seen(tmp_path, processes, how):
-    run = start(tmp_path, processes, 3, [(1, 3)], [5], "--rejoin", P3_TIMEOUT_S="2", P3S_DEATH=how)
+    run = start(tmp_path, processes, 3, [(1, 3)], [5], "--rejoin", P3_TIMEOUT_S="4", P3S_DEATH=how)
     said = run.read_until("waits to join the job")
     (tmp_path / "go-5").touch()
     ended = run.wait(60)
@@ -104,7 +104,7 @@ def test_p3_run_starts_another_one_also_for_who_has_departed_before_its_end_was_
 
 
 def test_one_that_freezes_before_it_has_joined_is_ended_and_another_one_started(tmp_path, processes):
-    run = start(tmp_path, processes, 3, [(1, 3)], [5, 10], "--rejoin", P3_TIMEOUT_S="2")
+    run = start(tmp_path, processes, 3, [(1, 3)], [5, 10], "--rejoin", P3_TIMEOUT_S="4")
     said = run.read_until("waits to join the job")
     os.kill(worker(run, 1), signal.SIGSTOP)
     (tmp_path / "go-5").touch()
@@ -218,9 +218,9 @@ def test_p3_run_ends_well_if_somebody_else_has_taken_the_place_that_its_own_proc
 
 
 def test_p3_run_does_not_end_before_the_last_of_those_who_have_joined(tmp_path, processes):
-    run = start(tmp_path, processes, 2, [(1, 3)], [10, 15], P3_TIMEOUT_S="2")
+    run = start(tmp_path, processes, 2, [(1, 3)], [10, 15], P3_TIMEOUT_S="4")
     said = run.read_until("The others go on without it", "waits for go-10")
-    guest = join(tmp_path, processes, run, P3_TIMEOUT_S="2", P3S_GATES="15")
+    guest = join(tmp_path, processes, run, P3_TIMEOUT_S="4", P3S_GATES="15")
     said += run.read_until("waits to join the job")
     (tmp_path / "go-10").touch()
     came = guest.read_until("worker 1 step 14:")

@@ -153,7 +153,7 @@ class Clipping(Overlapping):
     def zero_grad(self, zero_grad: Callable[[bool], None], set_to_none: bool,
                   parameters: Optional[Iterable[Parameter]] = None) -> None:  # fmt: skip
         parameters = None if parameters is None else list(parameters)
-        if self._drops_gradients():
+        if self._drops_gradients(parameters):
             is_whole = parameters is None or len(parameters) == len(self._parameters)
             self._leave_out_step() if is_whole else self.show_gradients()
         super().zero_grad(zero_grad, set_to_none, parameters)

@@ -566,9 +566,11 @@ class Rounds(job.Held, snapshots.Trainer):
         if not self._has_gradients:
             self._watched_gradients.end()
 
-    def _drops_gradients(self) -> bool:
-        """Whether zero_grad() does so with gradients that all workers' step is made of. ValueError if it may not."""
-        if not (self._is_as_ddp and self._has_gradients):
+    def _drops_gradients(self, parameters: Optional[Iterable[Parameter]]) -> bool:
+        """Whether zero_grad() of these, or of all, does so with gradients that all workers' step is made of. ValueError
+        if it may not."""
+        dropped = self._parameters.values() if parameters is None else parameters
+        if not self._is_as_ddp or not any(one.is_new or one.fires for one in dropped):
             return False
         if self._is_joining:
             combinations.require(self._session.label, choices.JOIN, choices.LEFT_OUT)

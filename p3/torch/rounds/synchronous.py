@@ -73,9 +73,10 @@ class Synchronous(Rounds):
     def zero_grad(self, zero_grad: Callable[[bool], None], set_to_none: bool,
                   parameters: Optional[Iterable[Parameter]] = None) -> None:  # fmt: skip
         parameters = None if parameters is None else list(parameters)
-        if self._drops_gradients():
+        if self._drops_gradients(parameters):
             self._bring_means(learns=False)
-        if self._is_as_ddp and self._has_means:
+        is_whole = parameters is None or len(parameters) == len(self._parameters)
+        if self._is_as_ddp and self._has_means and is_whole:
             self._control.left_out += 1
         self._is_synchronized = False  # on all workers, of which some may have no gradient before the next step
         super().zero_grad(zero_grad, set_to_none, parameters)

@@ -222,6 +222,28 @@ TEST_P(Heirs, NeedNoValueThatComesAfterAnotherOnes) {
   for (int worker : {0, 1}) EXPECT_EQ(job.receive(worker, 9), Floats({4, 4}));
 }
 
+TEST_P(Heirs, NeedNoValueThatIsStillComingWhenAnotherOnesHasCome) {
+  HeirsJob job(2, with());
+  job.define();
+  job.server.inherit(kLost);
+  for (int worker : {0, 1}) job.claim_without_value(worker, 7);
+  job.must_be_asked(1);
+  Header unasked = HeirsJob::header(FrameKind::kClaim, 7, 2 * sizeof(float));
+  set_inits(unasked, 1);
+  std::vector<char> bytes(sizeof unasked + 2 * sizeof(float));
+  std::memcpy(bytes.data(), &unasked, sizeof unasked);
+  const size_t first = sizeof unasked + sizeof(float);
+  const auto received = [&] { return job.server.counters().traffic.bytes_received; };
+  const uint64_t before = received();
+  job.peer(0).send_bytes(bytes.data(), first);
+  EXPECT_TRUE(eventually([&] { return received() >= before + first; }));
+  job.claim(1, 7, {1, 2});
+  EXPECT_TRUE(eventually([&] { return !job.server.awaits_claims(); }));
+  job.peer(0).send_bytes(bytes.data() + first, bytes.size() - first);
+  for (int worker : {0, 1}) job.push(worker, 8, {1, 1});
+  for (int worker : {0, 1}) EXPECT_EQ(job.receive(worker, 8), Floats({2, 2}));
+}
+
 TEST_P(Heirs, AnswerNobodyBeforeItsPushHasCome) {
   HeirsJob job(2, with());
   job.define();

@@ -204,18 +204,6 @@ TEST(WorkerHeirs, GetALargeValueOfAWorkerThatLeaves) {
   closing.join();
 }
 
-TEST(WorkerHeirs, GetALargeValueOfAKeyThatIsReleased) {
-  LargeKey job;
-  job.worker.release(job.handle);
-  job.must_claim(7, 0, job.value);
-  job.ask();  // which had left before
-  const int key = job.key(8);
-  job.landing.assign(4, 1);
-  job.worker.init(key, job.landing.data(), job.landing.data(), 0, job.results.expect(1));
-  EXPECT_EQ(job.heir.must_receive().kind, FrameKind::kInit);
-  EXPECT_FALSE(job.worker.error());
-}
-
 TEST(WorkerHeirs, GetNothingThatTheyHaveAnsweredSince) {
   LargeKey job;
   job.push();
