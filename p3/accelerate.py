@@ -114,8 +114,9 @@ class Accelerator(accelerate.Accelerator):
         return prepared
 
     def free_memory(self, *objects: Any) -> Any:
-        """As Accelerate's, on every worker: the prepared optimizers have trained. When a new one is prepared they are
-        released, with all that servers keep for them, but for those that have been prepared again."""
+        """As Accelerate's. Call it on every worker when the training of the prepared optimizers is over: when a new one
+        is prepared next, they are released, with all that servers keep for them, except those that have been prepared
+        again by then."""
         self._local.set_aside(self.inner_optimizers)
         return super().free_memory(*objects)
 

@@ -196,7 +196,7 @@ class Member:
         if it does not long after it should have."""
         deadline_s = self._settings.rendezvous_timeout_s + _MARGIN_S
         both = work, listening = asyncio.ensure_future(step), asyncio.ensure_future(self.receive())
-        done, late = await asyncio.wait(both, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(both, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
         if listening not in done and done and work.exception() is not None:  # may follow from what is about to be heard
             done |= (await asyncio.wait({listening}, timeout=_CAUSE_S))[0]
         for task in both:

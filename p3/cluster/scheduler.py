@@ -331,7 +331,7 @@ class Scheduler:
         if kind == "failed" and self._is_on_probation(entry):
             self._entrances.expel(entry, message["text"])
             return
-        # What others take for a member's would stay behind, when it departs.
+        # It would count as a member's goodbye, and stay so after the process has departed.
         if kind == "bye" and self._is_on_probation(entry):
             raise DisagreementError("%s said goodbye before its first members()" % entry)
         if entry.catches_up and kind not in ("ready", "failed"):
@@ -594,7 +594,7 @@ class Scheduler:
             self._dismiss(entry, text)
 
     def _dismiss(self, entry: Entry, text: str) -> None:
-        """It, or who was to take its place."""
+        """The same without that question: of one on its way, whose entry is still its predecessor's."""
         if self._end.done():
             return
         departed = {"kind": "departed", "rank": entry.node.rank}

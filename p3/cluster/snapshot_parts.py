@@ -109,8 +109,8 @@ class SnapshotParts:
     def fail(self, node: Node, round: int, text: str) -> bool:
         """This node cannot write its part, or the first worker not complete the snapshot. Whether that is the end of
         it, of which nobody has heard yet."""
-        if round > self._round and node == self._first:
-            self.begin(node, round)  # and it ends with that
+        if round > self._round and node == self._first and self.begin(node, round):
+            return True  # as another node had failed before, of which nobody could be told yet
         if round > self._round:
             if node.role == "server":
                 self._refuse(node, round)

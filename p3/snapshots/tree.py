@@ -57,7 +57,7 @@ def checked(tree: Any, where: str) -> Any:
     if kind is not None and kind.type_name(tree) in FILE_TYPES:
         return kind.copy(tree)
     if isinstance(tree, np.ndarray) and tree.dtype.name in FILE_TYPES:
-        return np.array(tree)
+        return np.array(tree, tree.dtype if tree.dtype.isnative else tree.dtype.newbyteorder())
     type_name = type(tree).__name__
     if hasattr(tree, "dtype"):
         type_name += " of %s" % tree.dtype

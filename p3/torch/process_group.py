@@ -73,8 +73,9 @@ def process_group() -> None:
 
 
 def wait_for(timeout: timedelta) -> None:
-    """The group that process_group() has made waits so long for other workers, or for longer, as it was told before;
-    first it has P3_WAIT_TIMEOUT_S. For frameworks, that would have made a group with this one. Of each worker alone."""
+    """From here on the group that process_group() has made waits this long for other workers, if that is longer than
+    before (at first P3_WAIT_TIMEOUT_S). For frameworks that would have made the group with this time-out. Each worker
+    calls it for itself."""
     global _timeout
     if _timeout is not None and timeout > _timeout and dist.is_initialized():
         dist.distributed_c10d._set_pg_timeout(timeout)

@@ -1,5 +1,5 @@
-// What the workers have said of a shard that this server has inherited, until all have: docs/replicated-servers.md. A claim
-// that comes without its value may be asked for it.
+// What the workers have said of a shard that this server has inherited, until all have, and the value that all go on from
+// has come: docs/replicated-servers.md.
 // Threads: the receiver's.
 // Memory:  one value, and at most one frame of each worker.
 #pragma once
@@ -58,9 +58,9 @@ class Claims {
     if (!has(worker)) claimed_[index_of(worker)] = Claim{};
   }
 
-  // All have claimed. Whether the latest claim is known, best(), with its value(): of those that have been given, and those
-  // of whoever can_give(worker) one. If not, asks(worker) one of those who have it, which one by `turn`, and once: another
-  // one when that one cannot give it any more.
+  // All have claimed. True once the latest claim, of those that were given and of those whose worker can_give(), has come
+  // with its value: best(), value(). Else asks(worker) one that has it, chosen by `turn`; another one only if that one can
+  // no longer give it.
   template <typename CanGive, typename Asks>
   bool settle(CanGive can_give, size_t turn, Asks asks) {
     best_ = given_;

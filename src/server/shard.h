@@ -77,7 +77,7 @@ class Shard {
   Turns turns;
   // Of one that is inherited, until all workers have claimed what they have of it.
   std::unique_ptr<Claims> claims{};
-  bool has_settled = false;  // they have
+  bool has_settled = false;  // and it goes on
   bool is_too_late(const Header& claim) const { return has_settled && claim.payload_bytes == bytes_; }
   const char* problem_with_claim(const Header& claim, int worker) const;
   // What is wrong with a frame of this worker, regardless of its payload; null if nothing.

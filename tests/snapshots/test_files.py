@@ -318,6 +318,12 @@ def test_a_tree_comes_back_as_it_was():
     assert back["nested"] == ((), [], {}, ({"x": [float(np.float32(0.1))]},))
 
 
+def test_an_array_is_kept_in_this_machines_order_of_bytes():
+    given = np.array([1.5, -2.0]).astype(np.dtype("float32").newbyteorder())
+    kept = tree.checked(given, "state")
+    assert kept.dtype.isnative and kept.tolist() == given.tolist()
+
+
 def test_a_tree_is_a_copy():
     array = np.zeros(3)
     given = {"a": [array]}

@@ -91,10 +91,12 @@ def test_a_snapshot_of_which_a_part_cannot_be_written_is_given_up_and_all_hear_t
     assert book.say(WORKERS[1], "snapshot_failed", round=6, text="early") == []  # it may be ahead of worker 0
     assert book.say(WORKERS[0], "captured", round=6, lost=0)[2:] == failed(6, "early")
     assert book.say(WORKERS[0], "snapshot_failed", round=7, text="no copies") == failed(7, "no copies")
-    book.say(WORKERS[0], "captured", round=8, lost=0)
-    assert [bool(book.written(node, 8)) for node in (*SERVERS, *WORKERS)] == [False, False, False, True]
-    assert book.say(WORKERS[0], "snapshot_failed", round=8, text="no room for the manifest") == failed(
-        8, "no room for the manifest"
+    assert book.say(WORKERS[1], "snapshot_failed", round=8, text="early") == []
+    assert book.say(WORKERS[0], "snapshot_failed", round=8, text="no copies") == failed(8, "no copies")
+    book.say(WORKERS[0], "captured", round=9, lost=0)
+    assert [bool(book.written(node, 9)) for node in (*SERVERS, *WORKERS)] == [False, False, False, True]
+    assert book.say(WORKERS[0], "snapshot_failed", round=9, text="no room for the manifest") == failed(
+        9, "no room for the manifest"
     )
 
 

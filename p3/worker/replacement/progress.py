@@ -105,7 +105,8 @@ class Progress:
     def all_take_part(self, round: int) -> bool:
         """Whether nobody has called join() before this round, and waits there still. Who has departed there counts
         until the others come out of it: they hear of that behind different rounds, and must answer alike."""
-        return all(count <= self._joins or self._snapshot_by[rank] >= round for rank, count in self._joined.items())
+        with self._session.changed:
+            return all(count <= self._joins or self._snapshot_by[rank] >= round for rank, count in self._joined.items())
 
     # The scheduler's messages, with the session's lock held
 

@@ -122,7 +122,7 @@ class Turns {
   // Without synchronous rounds, of what has come: and when the last push of each worker did.
   std::optional<Clocks> clocks_;
   std::vector<Clock::time_point> last_push_;
-  // With a quorum: who stands aside until all do, and who is dismissed for ever; and of whom of these the shard knows. Empty:
+  // With a quorum: who stands aside until all do, and who is dismissed for ever; and which of these the shard has been told of. Empty:
   // there is none.
   std::vector<bool> is_aside_, is_known_gone_;
 };
