@@ -283,7 +283,10 @@ def _restore_numbers(optimizer, numbers):
 
 
 def _plain(thing):
-    return {name: value for name, value in getattr(thing, "__dict__", {}).items() if type(value) in (bool, int, float)}
+    """NumPy's numbers, too, as a script's learning rate may be one."""
+    values = {name: value.item() if isinstance(value, np.generic) else value
+              for name, value in getattr(thing, "__dict__", {}).items()}  # fmt: skip
+    return {name: value for name, value in values.items() if type(value) in (bool, int, float)}
 
 
 def _restore_plain(thing, numbers):

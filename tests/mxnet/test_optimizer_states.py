@@ -13,6 +13,7 @@ import mxnet as mx
 from mxnet.base import MXNetError
 from optimizer_cases import OPTIMIZERS, Native, Reference, runnable
 
+from p3.mxnet import store_snapshots
 from p3.mxnet.optimizers.states import from_mxnet, read, to_mxnet, write
 
 SHAPE = (3, 5)
@@ -189,3 +190,10 @@ def test_a_file_of_something_else_is_refused_and_named(content, tmp_path):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(MXNetError, match=f"{tmp_path / 'states'}: No such file"):
         read(tmp_path / "states")
+
+
+def test_a_snapshot_has_a_learning_rate_that_is_a_number_of_numpys():
+    trained, resumed = mx.optimizer.SGD(learning_rate=1.0), mx.optimizer.SGD(learning_rate=1.0)
+    trained.set_learning_rate(np.float64(0.25))
+    store_snapshots._restore_numbers(resumed, store_snapshots._numbers(trained))
+    assert resumed.lr == 0.25
