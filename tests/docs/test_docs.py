@@ -146,7 +146,7 @@ def test_headers_of_the_specification_of_python_and_of_the_core_are_one():
         offset += int(size)
 
     values = {
-        "magic": 0x57643350, "version": 7, "kind": 1, "dtype": 2, "encoding": 0, "key": 0x01020304, "slice": 0x0A0B0C0D,
+        "magic": 0x57643350, "version": 8, "kind": 1, "dtype": 2, "encoding": 0, "key": 0x01020304, "slice": 0x0A0B0C0D,
         "round": 417, "priority": -2, "payload_bytes": 200000, "crc32c": 0, "part": 0,
         "of_machine": 1, "contributors": 260, "lr": 1.0, "wd": 0.5, "rescale": 0.25, "updates": 3.0, "schedule": 0.75,
     }  # fmt: skip
