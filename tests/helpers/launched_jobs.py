@@ -100,7 +100,8 @@ def children(process):
 def scheduler_of(run):
     """The scheduler that the launcher of that Process has started, None while it has none."""
     for child in children(run.popen.pid):
-        with open("/proc/%s/cmdline" % child, "rb") as file:
+        # It may have ended.
+        with contextlib.suppress(FileNotFoundError), open("/proc/%s/cmdline" % child, "rb") as file:
             if b"--journal-fd" in file.read():
                 return int(child)
     return None

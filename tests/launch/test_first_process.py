@@ -98,8 +98,10 @@ def test_the_processes_of_an_mxjob_end_when_told_to_and_a_worker_has_its_orphans
     job = MXJob(processes, make_cluster(1, 1), tmp_path, write_script(tmp_path, ORPHAN))
     number, said = job.worker.process.read_line().split(" ", 1)
     assert int(number) > 1 and said == "orphan reaped"
-    for node in (job.worker, job.server, job.scheduler):
-        assert node.ended_by(signal.SIGTERM).code == 128 + signal.SIGTERM
+    nodes = (job.worker, job.server, job.scheduler)
+    for first in [node.first() for node in nodes]:  # all at once, or the last one would end as the others are lost
+        os.kill(first, signal.SIGTERM)
+    assert [node.process.wait(20).code for node in nodes] == [128 + signal.SIGTERM] * 3
 
 
 def test_an_mxjob_ends_with_a_snapshot_if_its_worker_is_told_to_end(processes, make_cluster, tmp_path):
