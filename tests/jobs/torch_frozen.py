@@ -94,7 +94,7 @@ def streamed(folder):
     p3.torch.barrier()
     (kept,) = job.current().server_counters()
     # weight and bias with their momenta; buffers, steps, number, and the empty key by which workers compare
-    assert kept["keys"] == 2 + 4 and kept["value_bytes"] == 2 * 32 + 12 + 64 + 16, kept
+    assert kept["keys"] == 2 + 4 and kept["value_bytes"] == 2 * 32 + 12 + 72 + 16, kept
     held = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
     assert 0 < held < 100_000, held
     print("worker %d began at %d, grew by %s and has %s" % (rank, round, grown, digest(model)), flush=True)
