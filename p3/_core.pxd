@@ -234,7 +234,7 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
         void store_rows(int, uint8_t, const RowsView&, Completion, uint64_t) except +raise_as_python
         void choose_route(int, int, cbool) except +raise_as_python
         cbool is_idle(int) except +raise_as_python
-        void release(int) except +raise_as_python nogil
+        void release(int) except +raise_as_python
         void recut(int, const CKeyPlan&) except +raise_as_python
         uint64_t round(int) except +raise_as_python
         void move_rows(int, const CKeyPlan&, vector[uint8_t], const RowRange&, Completion) except +raise_as_python

@@ -566,8 +566,7 @@ cdef class P3Worker:
 
     def release(self, int key):
         """Forgets an idle key; its handle is none from here on. ValueError if it is not idle."""
-        with nogil:
-            self.core.release(key)
+        self.core.release(key)
 
     def capture(self, int key, uint64_t snapshot, residual=None):
         """`residual`: an array of residual_floats() in float32, of a key that keeps_residual()."""

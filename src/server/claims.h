@@ -29,9 +29,8 @@ class Claims {
     const bool is_absent = static_cast<Encoding>(claim.encoding) == Encoding::kAbsent;
     if (has(worker) && (is_absent || !is_owed(claim, worker))) return "out of turn";
     if (claim.part > static_cast<uint8_t>(Claimed::kNothing)) return "unexpected";
-    if (says_nothing(claim) != (inits_of(claim) == 0)) return "unexpected";
+    if (says_nothing(claim) != (inits_of(claim) == 0) || (says_nothing(claim) && !is_absent)) return "unexpected";
     if (is_absent) return nullptr;
-    if (says_nothing(claim)) return "unexpected";
     if (static_cast<Encoding>(claim.encoding) != Encoding::kPlain) return "in another encoding than agreed";
     return claim.payload_bytes == bytes ? nullptr : "of another size than agreed";
   }

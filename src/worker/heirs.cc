@@ -91,9 +91,7 @@ void* Worker::Impl::receive_ask_into(int van, const Header& ask) {
   if (!outlives_servers || ask.payload_bytes > 0) refuse(van, ask, "unexpected");
   if (known == handle_of_wire_key_.end()) return this;
   const KeyPlan& plan = keys_.at(known->second).plan_in_use();
-  if (ask.slice >= slice_count(plan) ||
-      van_of_server_[static_cast<size_t>(server_of(plan, ask.slice, num_servers_))] != van)
-    refuse(van, ask, "misplaced");
+  if (ask.slice >= slice_count(plan) || serving_van(plan, ask.slice) != van) refuse(van, ask, "misplaced");
   return this;  // nothing comes
 }
 
@@ -111,8 +109,7 @@ void Worker::Impl::answer_ask(const Header& ask) {
 void Worker::Impl::add_what_is_owed(Key& key, uint32_t shard, std::vector<Transport::Outgoing>& frames) {
   const Frame owed = key.way->owed(shard);
   if (owed.payload == nullptr) return;
-  const int server = server_of(key.plan_in_use(), shard, num_servers_);
-  frames.push_back(claim_to(van_of_server_[static_cast<size_t>(server)], key, shard, owed));
+  frames.push_back(claim_to(serving_van(key.plan_in_use(), shard), key, shard, owed));
 }
 
 void Worker::Impl::give_what_is_owed() {

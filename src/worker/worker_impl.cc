@@ -103,7 +103,11 @@ void Worker::Impl::begin_ready(Key& key, std::vector<Transport::Outgoing>& frame
 
 int Worker::Impl::van_of(const Key& key, uint32_t shard) const {
   if (key.transfer().is_round() && key.by_leader) return leader_van_;
-  return van_of_server_[static_cast<size_t>(server_of(key.plan_in_use(), shard, num_servers_))];
+  return serving_van(key.plan_in_use(), shard);
+}
+
+int Worker::Impl::serving_van(const KeyPlan& plan, uint32_t shard) const {
+  return van_of_server_[static_cast<size_t>(server_of(plan, shard, num_servers_))];
 }
 
 // --- and back: the receiver thread ---------------------------------------------------------------------------------

@@ -98,6 +98,8 @@ class Worker::Impl final : public Transport::Handler, public WayHost {
   void begin_ready(Key& key, std::vector<Transport::Outgoing>& frames) P3_REQUIRES(mutex_);
   // Where a shard of the operation under way is, and its answer comes from.
   int van_of(const Key& key, uint32_t shard) const P3_REQUIRES(mutex_);
+  // To the server of that shard, or its heir.
+  int serving_van(const KeyPlan& plan, uint32_t shard) const P3_REQUIRES(mutex_);
   void count(Key& key, const Operation& operation) P3_REQUIRES(mutex_);
   void begin_to_catch_up(Key& key) P3_REQUIRES(mutex_);
   void put_first(Key& key, std::vector<Operation> operations) P3_REQUIRES(mutex_);

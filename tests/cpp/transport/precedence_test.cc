@@ -123,6 +123,16 @@ struct Job {
     return header;
   }
 
+  // Values of this round and later ones: until the node, which may not have heard of it yet, keeps one back. How many
+  // have been given to it.
+  uint64_t keep_back(uint64_t round) {
+    near_peer->send(yields(round, true));
+    uint64_t sent = 0;
+    do send(kFar, FrameKind::kValue, round + sent++, true);
+    while (next(*far_peer).kind != FrameKind::kPing);
+    return sent;
+  }
+
   std::optional<RawPeer> near_peer, far_peer;
   std::unique_ptr<Quiet> node;
 };
@@ -130,15 +140,9 @@ struct Job {
 TEST(Transport, KeepsBackValuesOfTheRoundWhileAWorkerOfItsMachinePushes) {
   Job job;
   job.node->transport.start();
-  job.near_peer->send(yields(5, true));
-  // What has no precedence over it yet: the node may not have heard of it, so it is told until it keeps something back.
-  uint64_t sent = 0;
-  Header header;
-  do {
-    job.send(Job::kFar, FrameKind::kValue, 5 + sent++, true);
-    header = job.next(*job.far_peer);
-  } while (header.kind != FrameKind::kPing);
+  const uint64_t sent = job.keep_back(5);
   EXPECT_GE(sent, 1u) << "a heartbeat comes in the place of a value that is kept back";
+  Header header;
   job.send(Job::kFar, FrameKind::kValue, 4, true);
   while ((header = job.next(*job.far_peer)).kind == FrameKind::kPing) continue;
   EXPECT_EQ(header.round, 4u) << "an older round goes on";
@@ -152,10 +156,7 @@ TEST(Transport, KeepsBackValuesOfTheRoundWhileAWorkerOfItsMachinePushes) {
 TEST(Transport, ReadsFromAPeerHoweverMuchIsKeptBackForIt) {
   Job job;
   job.node->transport.start();
-  job.near_peer->send(yields(5, true));
-  uint64_t sent = 0;
-  do job.send(Job::kFar, FrameKind::kValue, 5 + sent++, true);
-  while (job.next(*job.far_peer).kind != FrameKind::kPing);
+  job.keep_back(5);
   const std::vector<char> rows(1 << 20);
   job.send(Job::kFar, FrameKind::kRows, 5, true, rows);
   Header push;
@@ -173,10 +174,7 @@ TEST(Transport, ReadsFromAPeerHoweverMuchIsKeptBackForIt) {
 TEST(Transport, KeepsNothingBackForAWorkerThatHasGone) {
   Job job;
   job.node->transport.start();
-  job.near_peer->send(yields(5, true));
-  uint64_t sent = 0;
-  do job.send(Job::kFar, FrameKind::kValue, 5 + sent++, true);
-  while (job.next(*job.far_peer).kind != FrameKind::kPing);
+  const uint64_t sent = job.keep_back(5);
   Header bye;
   bye.kind = FrameKind::kBye;
   job.near_peer->send(bye);

@@ -39,8 +39,8 @@ class KeptValues {
     slice.is_owed = false;  // a server that has answered needs to know no more
   }
 
-  // See Way::claim() and Way::owed(). If part of the next value has come, the bytes are torn; nobody needs them then, as no server sends that
-  // one before all have this one.
+  // See Way::claim() and Way::owed(). If part of the next value has come, the bytes are torn; nobody needs them then, as
+  // no server sends that one before all have this one.
   Frame claim(uint32_t index, size_t offset, size_t bytes) {
     if (index >= slices_.size() || slices_[index].what == Claimed::kNothing) return {nothing_claimed()};
     slices_[index].is_owed = true;
