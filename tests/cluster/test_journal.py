@@ -419,14 +419,22 @@ def test_who_is_on_its_way_into_the_job_when_the_scheduler_dies_comes_again(tmp_
     async def played(job):
         begun, is_on_its_way = asyncio.Event(), asyncio.Event()
         workers, server = [AtMarks(job, rank, begun) for rank in range(2)], Admitting(job, is_on_its_way)
-        playing = asyncio.gather(*(player.play([]) for player in [*workers, server]))
         wants = replace(job, role="worker", join_s=60.0, num_workers=None, num_servers=None, max_workers=None,
                         trace=str(tmp_path) if traces else None)  # fmt: skip
-        await begun.wait()
-        entering = asyncio.get_running_loop().run_in_executor(None, ClusterLink, wants)
-        await is_on_its_way.wait()
-        workers[0].member.send({"kind": "count", "number": 1})  # with which the scheduler dies
-        link = await asyncio.wait_for(entering, 60)
+
+        async def enter():
+            await begun.wait()
+            return await asyncio.get_running_loop().run_in_executor(None, ClusterLink, wants)
+
+        async def end_the_scheduler():
+            await is_on_its_way.wait()
+            workers[0].member.send({"kind": "count", "number": 1})  # with which it dies
+
+        playing = asyncio.gather(*(player.play([]) for player in [*workers, server]))
+        entering = asyncio.gather(enter(), end_the_scheduler())
+        await asyncio.wait([playing, entering], timeout=60, return_when=asyncio.FIRST_COMPLETED)
+        assert entering.done(), playing  # why they have failed
+        link = entering.result()[0]
         assert (link.node.rank, link.entered["round"]) == (2, 7)
         link.close("it has seen enough")
         await playing

@@ -1,7 +1,9 @@
 """Whoever does not know the secret changes nothing, however it tries (helpers/strangers.py), and however often."""
 
 import asyncio
+import contextlib
 import errno
+import itertools
 import logging
 import os
 import socket
@@ -18,6 +20,7 @@ from p3.cluster.connections import auth, channel
 from p3.cluster.connections.strangers import LINES, MAX_UNPROVED, Gate, reset, source_of
 from p3.cluster.connections.vans import DoorStep, accept_workers
 from p3.cluster.node import connect_once, listen
+from p3.errors import AuthenticationError
 from p3.settings import Settings
 
 TRAIN = """
@@ -241,6 +244,43 @@ def test_a_node_that_is_displaced_tries_again_until_its_deadline(caplog):
     assert "retrying a connection" in caplog.text  # said while it lasts
     with pytest.raises(auth.Dropped, match="broke off the handshake"):
         asyncio.run(asyncio.wait_for(main(60, 0.2), 60))
+
+
+def test_a_scheduler_that_is_slow_to_start_is_asked_again(monkeypatch):
+    """It listens, and takes up what it is sent much later than a handshake may last."""
+    monkeypatch.setattr(auth, "CONNECTOR_TIMEOUT_S", 0.2)
+
+    async def main(unheard, patience_s):
+        listener = listen("127.0.0.1")
+
+        async def serve():
+            for number in itertools.count():
+                sock, _ = await asyncio.get_running_loop().sock_accept(listener)
+                with sock, contextlib.suppress(AuthenticationError):  # it has given up here, too
+                    if number >= unheard:
+                        return await channel.prove_to_connector(sock, SECRET.encode(), "scheduler")
+                    await channel.read_exactly(sock, auth.HELLO_BYTES)
+                    assert await asyncio.get_running_loop().sock_recv(sock, 1) == b""  # it has given up
+
+        async def connect():
+            sock, reason = await connect_once([(socket.AF_INET, listener.getsockname())])
+            assert sock is not None, reason
+            return sock
+
+        serving, deadline = asyncio.ensure_future(serve()), time.monotonic() + patience_s
+        try:
+            sock, _ = await channel.connect_and_prove(
+                connect, SECRET.encode(), "worker", auth.CONTROL, "scheduler", deadline
+            )
+            sock.close()
+            await serving
+        finally:
+            await channel.stop_accepting(serving, listener)
+            listener.close()
+
+    asyncio.run(asyncio.wait_for(main(2, 20), 60))
+    with pytest.raises(auth.Dropped, match="did not answer the handshake within 0.2 s: is another program"):
+        asyncio.run(asyncio.wait_for(main(1, 0), 60))
 
 
 def test_log_lines_on_strangers_are_few_and_count_the_rest(caplog):

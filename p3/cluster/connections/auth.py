@@ -45,8 +45,8 @@ PROOF_BYTES = 32
 
 
 class Dropped(AuthenticationError):
-    """The acceptor closed before it said a word, or broke the handshake off: full of strangers, perhaps, so that
-    another attempt is worth it."""
+    """The acceptor closed before it said a word, or never said one, or broke the handshake off: full of strangers,
+    perhaps, or still starting, so that another attempt is worth it."""
 
 
 class Disagreed(AuthenticationError):

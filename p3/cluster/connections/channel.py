@@ -96,7 +96,7 @@ async def prove_to_acceptor(
         await asyncio.wait_for(handshake(), auth.CONNECTOR_TIMEOUT_S)
         return connector
     except asyncio.TimeoutError:
-        raise AuthenticationError(
+        raise auth.Dropped(
             "it did not answer the handshake within %g s: is another program using that port?"
             % auth.CONNECTOR_TIMEOUT_S
         ) from None
@@ -104,7 +104,7 @@ async def prove_to_acceptor(
 
 async def persistently(attempt: Callable[[], Awaitable[T]], deadline: float) -> T:
     """attempt(), again and again until `deadline` (of time.monotonic()) where the acceptor dropped it: one that
-    strangers flood may do so."""
+    strangers flood, or whose machine has too much to do, may do so."""
     told_at = time.monotonic() + auth.PATIENCE_S
     while True:
         try:
