@@ -40,12 +40,14 @@ def planned_for(keys: Iterable[Key]) -> List[Key]:
 class Plans:
     """Of one trainer's stores. Threads: the script's, one at a time."""
 
-    def __init__(self, session: Session, store: int, keys: Sequence[Key],
+    def __init__(self, session: Session, store: int, keys: Sequence[Key], updates_behind: str,
                  change: Callable[[Optional[Strategy]], None]) -> None:  # fmt: skip
         """On every worker at the same point; waits for them. `store`: not that of `keys`, of planned_for() and at least
-        one, in the order of the forward pass. `change`: rests, and then has all go over to a strategy; None: to the
-        first worker's, which this one does not know."""
+        one, in the order of the forward pass. `updates_behind`: what each update of a step waits for besides its own
+        sum: "none", the "norm" that servers tell, or "wait", until all sums are here. `change`: rests, and then has all
+        go over to a strategy; None: to the first worker's, which this one does not know."""
         self._session, self._change = session, change
+        self._updates_behind = updates_behind
         self._keys = list(keys)
         self._places = len(session.placement.workers)
         self._steps = Steps(session, store, tells=1 + self._places, name="plans")
@@ -167,6 +169,7 @@ class Plans:
                        for key in self._keys],
             "slice_elements": session.slice_elements,
             "keeps_slices": any(key.compression is not None or key.axes.value_codec for key in self._keys),
+            "clip": self._updates_behind,
             "compression": _ways(max(self._keys, key=lambda key: math.prod(key.shape))),
             "adds_up": placement.aggregates,
             "strategy": self._in_use().text(),

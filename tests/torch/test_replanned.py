@@ -182,3 +182,29 @@ p3.torch.barrier()
 def test_nothing_is_planned_for_an_optimizer_of_rows_alone(start_job):
     ended = start_job(ROWS, 2, 2, {"P3_STRATEGY": "auto"}).wait(60)
     assert ended.code == 0, ended
+
+
+QUESTIONS = """
+import torch, p3.torch
+from torch import nn
+from p3.measure.planning.answer import answer
+for options, behind in (({}, "none"), ({"max_grad_norm": 1.0}, "norm"), ({"synchronous": True}, "wait")):
+    model = nn.Sequential(nn.Linear(30, 40), nn.Linear(40, 30))
+    optimizer = p3.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, **options)
+    for _ in range(6):
+        model(torch.ones(2, 30)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    plans = optimizer._p3._plans
+    if p3.torch.rank() == 0:
+        hosts = p3.torch.start.job.current().placement.workers
+        question = {**plans._question(dict.fromkeys(hosts, 5e6)), "budget_s": 0.1}
+        assert question["clip"] == behind, question
+        assert answer(question)["seconds"] > 0
+p3.torch.barrier()
+"""
+
+
+def test_the_planner_is_told_what_updates_wait_for(start_job):
+    ended = start_job(QUESTIONS, 2, 2, {"P3_STRATEGY": "auto"}).wait(60)
+    assert ended.code == 0, ended

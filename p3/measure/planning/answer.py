@@ -6,6 +6,7 @@ the answer on its output.
      "compute_s": 0.5, "layers": [["fc.weight", [100, 20], 0.1], ...], of a step; and of each key, in the order of the
                                                                        forward pass, its shape and backward seconds
      "slice_elements": 10000, "keeps_slices": false,                   whether slices must stay as large as they are
+     "clip": "none",                                                   or "norm", "wait": see simulate/setting.py
      "compression": {"up": {"type": "int8"}, "down": null},            of the largest key
      "adds_up": true, "strategy": "{...}", "budget_s": 3}              local aggregation; what is in use; for the search
 
@@ -44,6 +45,7 @@ def answer(question: Dict[str, Any]) -> Dict[str, Any]:
         placed=(tuple(question["workers"]), tuple(question["servers"])),
         slice_elements=question["slice_elements"],
         local_aggregation=question["adds_up"],
+        clip=question["clip"],
         compression=Compression.of_ways(Ways(**question["compression"])),
         warmup=1,
         iterations=2,

@@ -85,6 +85,8 @@ class Clip:
 class Clipping(Overlapping):
     """Of an optimizer that updates each parameter by itself, on every worker."""
 
+    _updates_behind = "norm"
+
     def __init__(self, *arguments: Any, max_grad_norm: Optional[float]) -> None:
         """`max_grad_norm`: of every step; None: as clip_grad_norm_() says."""
         self._max_grad_norm = math.inf if max_grad_norm is None else _single(max_grad_norm)

@@ -57,6 +57,7 @@ class Rounds(job.Held, snapshots.Trainer):
     _updates_here = True  # the workers update, from the mean gradients
     _guards = True  # nobody else may write to parameters
     _watches_all = False  # all changes that torch does not count are found, in every step
+    _updates_behind = "none"  # what all updates of a step wait for besides their own sum: as Plans has it
 
     def __init__(self, optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module],
                  compressions: Sequence[Compression], stale: Dict[torch.Tensor, Union[int, float]],
@@ -99,7 +100,7 @@ class Rounds(job.Held, snapshots.Trainer):
         self._plans: Optional[Plans] = None
         planned = planned_for(parameter.key for parameter in self._parameters.values()) if plans else []
         if planned and session.num_servers > 1:
-            self._plans = Plans(session, self._control.store, planned, self._go_over)
+            self._plans = Plans(session, self._control.store, planned, self._updates_behind, self._go_over)
         for model in models:
             self._undo += [
                 model._register_load_state_dict_pre_hook(self._before_loading, with_module=True).remove,

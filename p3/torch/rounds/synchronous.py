@@ -24,6 +24,7 @@ _NONE_LEFT = (lambda: None), -1
 class Synchronous(Rounds):
     _guards = False
     _watches_all = True
+    _updates_behind = "wait"
 
     def __init__(self, *arguments: Any, max_grad_norm: Optional[float] = None, grad_scaler: Any = None) -> None:
         self._max_grad_norm = max_grad_norm

@@ -14,8 +14,8 @@ from p3.plan import strategy
 QUESTION = {
     "rates_mbit": [40, 40, 40, 20], "workers": [0, 1, 2, 3], "servers": [0, 1, 2, 3], "compute_s": 0.2,
     "layers": [["0.weight", [300, 1000], 0.05], ["0.bias", [1000], 0.0], ["2.weight", [1000, 300], 0.1]],
-    "slice_elements": 10000, "keeps_slices": False, "compression": {"up": None, "down": None}, "adds_up": True,
-    "strategy": strategy.Strategy().text(), "budget_s": 0.5,
+    "slice_elements": 10000, "keeps_slices": False, "clip": "none", "compression": {"up": None, "down": None},
+    "adds_up": True, "strategy": strategy.Strategy().text(), "budget_s": 0.5,
 }  # fmt: skip
 
 
@@ -49,6 +49,17 @@ def test_bytes_that_compression_saves_are_known():
     both, _ = asked(rates_mbit=[10] * 4, compression={"up": {"type": "int8"}, "down": {"type": "int8"}})
     up, _ = asked(rates_mbit=[10] * 4, compression={"up": {"type": "lowrank", "rank": 2}, "down": None})
     assert both["before_s"] < 0.5 * exact["before_s"] and up["before_s"] < both["before_s"]
+
+
+def test_what_updates_wait_for_is_known():
+    """Where most bytes are of the last layers, with which no forward pass begins."""
+    layers = [["%d.weight" % number, [100 * 4 ** (number // 2), 100], 0.05] for number in range(8)]
+    seconds = {
+        clip: asked(rates_mbit=[100] * 4, compute_s=0.6, layers=layers, clip=clip)[0]["before_s"]
+        for clip in ("none", "norm", "wait")
+    }
+    assert max(seconds["none"], seconds["norm"]) < 0.95 * seconds["wait"], seconds
+    assert seconds["none"] != seconds["norm"]
 
 
 @pytest.mark.parametrize("slow", [0, 1, 2])
