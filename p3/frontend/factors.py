@@ -12,9 +12,10 @@ import logging
 from typing import Optional
 
 from p3.placement import Placement
+from p3.plan.factor_shape import FactorShape, key_of
 from p3.plan.key_plan import KeyPlan, Name, even_slices
 from p3.plan.strategy import Strategy
-from p3.worker.key import FactorShape, Key
+from p3.worker.key import Key
 
 log = logging.getLogger("p3")
 
@@ -135,7 +136,7 @@ class FactoredLayer:
     def declare(self, weight: Key) -> Key:
         """The key of its factors, once it is decided. Declared as well if there are none, with no elements, so that
         workers who have decided otherwise hear of it. `weight`: the key that brings the first weight."""
-        name = "%s (factors)" % weight.name
+        name = key_of(weight.name)
         if self.has_factors:
             return self._session.declare_factors(name, self.of_worker, weight.store)
         return self._session.declare(name, (0, self.of_worker.width), "float32", weight.store)

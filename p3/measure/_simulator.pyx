@@ -27,7 +27,7 @@ cdef extern from "simulator/job.h" namespace "p3::simulator" nogil:
         double forward_s, backward_s
 
     cdef struct Slice:
-        int layer, key, server
+        int layer, key, server, part_of
         double push_bytes, value_bytes
 
     cdef cppclass Transport:

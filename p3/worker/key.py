@@ -9,35 +9,15 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Un
 import numpy as np
 
 from p3.codecs import LOW_RANK
-from p3.plan import key_plan
 from p3._core import DTYPES
+from p3.plan import key_plan
+from p3.plan.factor_shape import FactorShape
 from p3.plan.key_plan import Axes, KeyPlan
 from p3.plan.options import validate_of_key
 
 Name = Union[str, int]  # 1 and "1" are different keys
 NORM = "(norm)"  # of a key of norms, as no parameter is called
 Identity = Tuple[int, Name]  # of a key in its job: its store and name
-
-
-class FactorShape(NamedTuple):
-    """Of one worker's factors: K rows, each of M gradients of outputs, then N inputs."""
-
-    rows: int
-    outputs: int
-    inputs: int
-
-    @property
-    def width(self) -> int:
-        return self.outputs + self.inputs
-
-    @property
-    def elements(self) -> int:
-        return self.rows * self.width
-
-    @property
-    def fits_gradient(self) -> bool:
-        """Whether the factors have room in an array of the gradient, where they travel from the layer to the core."""
-        return self.elements <= self.outputs * self.inputs
 
 
 class Key(NamedTuple):

@@ -26,6 +26,7 @@ from p3._core import Completions, P3Error
 from p3.launch.launchers.adapters import ADAPTERS
 from p3.launch.launchers.place import warning_if_alone
 from p3.plan import key_plan
+from p3.plan.factor_shape import FactorShape
 from p3.plan.key_plan import Axes
 from p3.plan.strategy import Strategy
 from p3.settings import Settings, in_job
@@ -33,7 +34,7 @@ from p3.snapshots import tree
 from p3.worker import open_sessions
 from p3.worker.control import Control
 from p3.worker.entrance import Entrance
-from p3.worker.key import NORM, FactorShape, Key, Name, checked, require_array
+from p3.worker.key import NORM, Key, Name, checked, require_array
 from p3.worker.keys import Keys
 from p3.worker.links.link import Link
 from p3.worker.lowrank.matrices import Matrices

@@ -72,6 +72,10 @@ void check(const Job& job) {
     require(slice.key >= 0, "a slice is of no key");
     require(slice.server >= 0 && static_cast<size_t>(slice.server) < job.servers.size(), "a slice has no server");
     require(is_positive(slice.push_bytes) && is_positive(slice.value_bytes), "a slice has no bytes");
+    if (slice.part_of == Slice::kOfAll) continue;
+    require(slice.part_of >= 0 && static_cast<size_t>(slice.part_of) < job.workers.size(), "a part is of no worker");
+    require(job.leaders.empty(), "leaders pass on no parts");
+    require(job.clipping != Clipping::kNorm, "no server sums parts, so none tells their norm");
   }
   require(job.clipping != Clipping::kNorm || is_positive(job.norm_bytes), "a part of the norm has no bytes");
   require(job.factors.size() == job.workers.size() && job.iterations() > 0,

@@ -27,11 +27,16 @@ struct Layer {
 
 // A slice, or a partition of rows. Layer and server by number.
 struct Slice {
+  static constexpr int kOfAll = -1;
+
   int layer = 0;
   int key = 0;  // in forward order
   int server = 0;
   double push_bytes = 0;   // each with P3's header
   double value_bytes = 0;  // to each worker
+  // kOfAll: all workers push it, and the sum goes to all. Otherwise a worker's part of what is gathered, as are factors:
+  // that worker alone pushes it, and it goes to all machines but that worker's.
+  int part_of = kOfAll;
 };
 
 enum class Congestion {

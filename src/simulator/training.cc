@@ -24,12 +24,12 @@ Training::Training(const Job& job)
     int& number = machine_on_[static_cast<size_t>(host)];
     if (number < 0 || !job_.local_aggregation) {
       number = static_cast<int>(machines_.size());
-      machines_.push_back({host, {}, {}});
+      machines_.push_back({host, {}, {}, 0});
     }
     machine(number).workers.push_back(static_cast<int>(workers_.size()));
     workers_.emplace_back();
     workers_.back().machine = number;
-    workers_.back().missing.assign(layers, 0);
+    for (std::vector<int>& missing : workers_.back().missing) missing.assign(layers, 0);
   }
   prepare_leaders();
   result_.ends_s.resize(workers_.size());
@@ -49,7 +49,7 @@ void Training::prepare_leaders() {
       (its == Job::kServer ? pushers_[static_cast<size_t>(server)] : led_[pair(its, server)]).push_back(m);
     }
   for (int s = 0; s < static_cast<int>(job_.slices.size()); ++s) {
-    unpushed_.push_back(static_cast<int>(pushers_[static_cast<size_t>(slice(s).server)].size()));
+    unpushed_.push_back(pushes(s));
     for (int m = 0; m < static_cast<int>(machines_.size()); ++m) machine(m).unready.push_back(needed(m, s));
   }
 }
@@ -69,8 +69,21 @@ const std::vector<int>& Training::led(int number, int server) const {
 
 // What a machine adds up before it pushes a slice.
 int Training::needed(int number, int its_slice) const {
+  if (slice(its_slice).part_of != Slice::kOfAll) return 1;
   const auto& workers = machines_[static_cast<size_t>(number)].workers;
   return static_cast<int>(workers.size() + led(number, slice(its_slice).server).size());
+}
+
+// That make it complete.
+int Training::pushes(int number) const {
+  const Slice& its = slice(number);
+  return its.part_of == Slice::kOfAll ? static_cast<int>(pushers_[static_cast<size_t>(its.server)].size()) : 1;
+}
+
+// Whether its value comes to a machine: a worker's part is there already.
+bool Training::awaits(int number, int its_slice) const {
+  const int worker = slice(its_slice).part_of;
+  return worker == Slice::kOfAll || workers_[static_cast<size_t>(worker)].machine != number;
 }
 
 void Training::prepare_clipping() {
@@ -79,12 +92,13 @@ void Training::prepare_clipping() {
   for (const Slice& one : job_.slices) ++slices_on_[static_cast<size_t>(one.server)];
   if (job_.clipping == Clipping::kWait) {
     clips_before_ = 0;
-    needed_to_clip_ = static_cast<int>(job_.slices.size());
+    for (int m = 0; m < static_cast<int>(machines_.size()); ++m)
+      for (int s = 0; s < static_cast<int>(job_.slices.size()); ++s) machine(m).needed_to_clip += awaits(m, s);
   } else if (job_.clipping == Clipping::kNorm) {
     const auto first = std::find_if(slices_of_.begin(), slices_of_.end(), [](const auto& all) { return !all.empty(); });
     clips_before_ = static_cast<int>(first - slices_of_.begin());
-    needed_to_clip_ =
-        static_cast<int>(std::count_if(slices_on_.begin(), slices_on_.end(), [](int n) { return n > 0; }));
+    const auto tell = std::count_if(slices_on_.begin(), slices_on_.end(), [](int n) { return n > 0; });
+    for (Machine& one : machines_) one.needed_to_clip = static_cast<int>(tell);
   }
 }
 
@@ -163,8 +177,9 @@ double Training::factor(int number) const {
 void Training::begin_forward(int number, int layer) {
   Worker& one = worker(number);
   if (layer == static_cast<int>(job_.layers.size())) return begin_backward(number, layer - 1);
-  if (layer == clips_before_ && one.missing_to_clip > 0) return wait(number, Span::kForClipping);
-  if (one.missing[static_cast<size_t>(layer)] > 0) return wait(number, layer);
+  const int last_round = one.iteration - 1;
+  if (layer == clips_before_ && one.missing_to_clip[parity(last_round)] > 0) return wait(number, Span::kForClipping);
+  if (missing(one, layer, last_round) > 0) return wait(number, layer);
   const double seconds = job_.layers[static_cast<size_t>(layer)].forward_s * factor(number);
   if (is_traced(one.iteration))
     result_.spans.push_back({Span::kForward, number, -1, layer, one.iteration, events_.now(), events_.now() + seconds});
@@ -180,7 +195,8 @@ void Training::go_on_if_all_is_there(int number) {
   Worker& one = worker(number);
   const bool clips = one.waits_for == Span::kForClipping;
   if (one.waits_for == kNothing) return;
-  if ((clips ? one.missing_to_clip : one.missing[static_cast<size_t>(one.waits_for)]) > 0) return;
+  const int last_round = one.iteration - 1;
+  if ((clips ? one.missing_to_clip[parity(last_round)] : missing(one, one.waits_for, last_round)) > 0) return;
   const int layer = std::exchange(one.waits_for, kNothing);
   const auto w = static_cast<size_t>(number);
   if (one.iteration >= job_.warmup)
@@ -192,11 +208,13 @@ void Training::go_on_if_all_is_there(int number) {
 }
 
 void Training::begin_backward(int number, int layer) {
-  if (layer + 1 == static_cast<int>(job_.layers.size())) worker(number).missing_to_clip = needed_to_clip_;
+  Worker& one = worker(number);
+  if (layer + 1 == static_cast<int>(job_.layers.size()))
+    one.missing_to_clip[parity(one.iteration)] += machine(one.machine).needed_to_clip;
   const double seconds = job_.layers[static_cast<size_t>(layer)].backward_s * factor(number);
-  if (is_traced(worker(number).iteration))
+  if (is_traced(one.iteration))
     result_.spans.push_back(
-        {Span::kBackward, number, -1, layer, worker(number).iteration, events_.now(), events_.now() + seconds});
+        {Span::kBackward, number, -1, layer, one.iteration, events_.now(), events_.now() + seconds});
   events_.at(events_.now() + seconds, EventKind::kStepDone, number, ~layer);
 }
 
@@ -226,8 +244,10 @@ void Training::leave_warmup() {
 void Training::release(int number, int layer) {
   Worker& one = worker(number);
   const int round = one.iteration;
-  one.missing[static_cast<size_t>(layer)] = static_cast<int>(slices_of_[static_cast<size_t>(layer)].size());
-  for (int s : slices_of_[static_cast<size_t>(layer)]) add(one.machine, s, round);
+  const std::vector<int>& slices = slices_of_[static_cast<size_t>(layer)];
+  for (int s : slices) missing(one, layer, round) += awaits(one.machine, s);
+  for (int s : slices)
+    if (slice(s).part_of == Slice::kOfAll || slice(s).part_of == number) add(one.machine, s, round);
   dispatcher_.pump(machine(one.machine).host);
 }
 
@@ -251,11 +271,12 @@ void Training::pushed(int number, int round) {
   if (--unpushed > 0) return;
   const Slice& its = slice(number);
   const auto& pushers = pushers_[static_cast<size_t>(its.server)];
-  unpushed = static_cast<int>(pushers.size());
+  unpushed = pushes(number);
   const int home = server_host(its.server);
   const bool tells_norm = has_summed_all(its.server) && job_.clipping == Clipping::kNorm;
   std::vector<int> here;
   for (int m : pushers) {
+    if (!awaits(m, number)) continue;
     if (machine(m).host == home) {
       here.push_back(m);
       continue;
@@ -268,7 +289,7 @@ void Training::pushed(int number, int round) {
   if (here.size() < pushers.size()) dispatcher_.pump(home);
   for (int m : here) {
     landed(m, number, round);
-    if (tells_norm) norm_landed(m);
+    if (tells_norm) norm_landed(m, round);
   }
 }
 
@@ -293,15 +314,15 @@ void Training::landed(int number, int its_slice, int round) {
   if (!led_here.empty()) dispatcher_.pump(machine(number).host);
   const int layer = slice(its_slice).layer;
   for (int w : machine(number).workers) {
-    --worker(w).missing[static_cast<size_t>(layer)];
-    if (job_.clipping == Clipping::kWait) --worker(w).missing_to_clip;
+    --missing(worker(w), layer, round);
+    if (job_.clipping == Clipping::kWait) --worker(w).missing_to_clip[parity(round)];
     go_on_if_all_is_there(w);
   }
 }
 
-void Training::norm_landed(int number) {
+void Training::norm_landed(int number, int round) {
   for (int w : machine(number).workers) {
-    --worker(w).missing_to_clip;
+    --worker(w).missing_to_clip[parity(round)];
     go_on_if_all_is_there(w);
   }
 }
@@ -309,7 +330,7 @@ void Training::norm_landed(int number) {
 void Training::delivered(int connection, int frame) {
   const Frame its = frames_[frame];
   frames_.remove(frame);
-  if (its.slice == Frame::kNorm) return norm_landed(its.machine);
+  if (its.slice == Frame::kNorm) return norm_landed(its.machine, its.round);
   if (is_traced(its.round))
     result_.spans.push_back({its.is_push ? Span::kPush : Span::kValue, network_.source(connection),
                              network_.sink(connection), its.slice, its.round, its.begun_at, events_.now()});

@@ -9,6 +9,7 @@
 // Threads: none.
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "simulator/dispatcher.h"
@@ -31,14 +32,16 @@ class Training : private Network::Listener {
     int iteration = 0;
     int waits_for = kNothing;  // a layer, or Span::kForClipping
     double waits_since = 0;
-    std::vector<int> missing;  // of each layer: values that have not landed
-    int missing_to_clip = 0;   // parts of the norm, or values of all layers
+    // Of even rounds, and of odd ones: parts of other workers may land before this one has come to their round.
+    std::array<std::vector<int>, 2> missing;  // of each layer: values that have not landed
+    std::array<int, 2> missing_to_clip = {};  // servers' parts of the norm, or values of all layers
   };
 
   struct Machine {
     int host = 0;
     std::vector<int> workers;
     std::vector<int> unready;  // of each slice: workers, and machines that it leads, whose gradient it lacks
+    int needed_to_clip = 0;    // by each worker, in a round
   };
 
   // Where a machine pushes slices to, and whence their values come. Of its two connections one is for each direction.
@@ -65,7 +68,7 @@ class Training : private Network::Listener {
   bool has_summed_all(int server);
   void tell(int machine, int slice, int round);
   void landed(int machine, int slice, int round);
-  void norm_landed(int machine);
+  void norm_landed(int machine, int round);
   void leave(int connection, const Frame& frame);
   void leave_warmup();
   uint64_t urgency(int round, const Slice& slice, bool is_push) const;
@@ -75,6 +78,10 @@ class Training : private Network::Listener {
 
   const Slice& slice(int number) const { return job_.slices[static_cast<size_t>(number)]; }
   Worker& worker(int number) { return workers_[static_cast<size_t>(number)]; }
+  static size_t parity(int round) { return static_cast<size_t>(round & 1); }
+  static int& missing(Worker& worker, int layer, int round) {
+    return worker.missing[parity(round)][static_cast<size_t>(layer)];
+  }
   Machine& machine(int number) { return machines_[static_cast<size_t>(number)]; }
   int server_host(int server) const { return job_.servers[static_cast<size_t>(server)]; }
   size_t pair(int machine, int server) const {
@@ -84,6 +91,8 @@ class Training : private Network::Listener {
   int leader(int machine, int server) const;
   const std::vector<int>& led(int machine, int server) const;
   int needed(int machine, int slice) const;
+  int pushes(int slice) const;
+  bool awaits(int machine, int slice) const;
 
   const Job job_;
   Result result_;
@@ -98,11 +107,10 @@ class Training : private Network::Listener {
   std::vector<std::vector<int>> pushers_;    // of each server: machines that push to itself
   std::vector<std::vector<int>> led_;        // by machine and server: machines that it leads; empty without leaders
   std::vector<int> ways_;                    // by machine and server
-  std::vector<int> unpushed_;                // of each slice: pushers
+  std::vector<int> unpushed_;                // of each slice: pushes
   std::vector<int> slices_on_;               // each server
   std::vector<int> summed_;                  // by each server: slices of a round
   int clips_before_ = kNothing;              // a layer
-  int needed_to_clip_ = 0;                   // by a worker in a round
   int running_ = 0;                          // workers that have iterations left
   int warming_up_ = 0;
 };

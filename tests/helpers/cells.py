@@ -15,7 +15,7 @@ from p3 import codecs
 from p3.plan import choices
 from p3.plan.choices import Choice
 from p3.plan.key_plan import REDUCTIONS
-from p3.worker.key import FactorShape
+from p3.plan.factor_shape import FactorShape
 
 SLICE_ELEMENTS = 70
 STEPS, STALENESS, LR, MOMENTUM, EPSILON = 3, 10, 0.25, 0.5, 0.5

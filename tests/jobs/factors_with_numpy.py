@@ -13,7 +13,7 @@ import numpy as np
 
 from p3.placement import FRAME_BYTES
 from p3.settings import Settings
-from p3.worker.key import FactorShape
+from p3.plan.factor_shape import FactorShape
 from p3.worker.session import Session
 
 SHAPE = FactorShape(3, 40, 50)

@@ -10,7 +10,7 @@ from processes import ROOT
 from p3.plan.key_plan import slice_elements
 from p3.placement import Placement
 from p3.frontend.factors import MARGIN, Rule, checked
-from p3.worker.key import FactorShape
+from p3.plan.factor_shape import FactorShape
 
 
 def test_with_a_worker_and_a_server_on_each_machine_the_rule_is_poseidons():

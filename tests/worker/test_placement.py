@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from p3.plan.key_plan import Axes, KeyPlan, even_slices, slice_elements
 from p3.placement import Placement
 from p3.frontend.factors import Rule
-from p3.worker.key import FactorShape
+from p3.plan.factor_shape import FactorShape
 
 machines = st.integers(0, 6)
 placements = st.builds(

@@ -36,7 +36,7 @@ from p3.placement import Placement
 from p3.plan import key_plan
 from p3.plan.key_plan import KeyPlan
 from p3.frontend.factors import Rule
-from p3.worker.key import FactorShape
+from p3.plan.factor_shape import FactorShape
 from p3.worker.session import Session
 
 WAYS = ("dense", "factors")

@@ -17,7 +17,8 @@ from p3.measure.replay import models
 from p3.measure.replay.mxnet_replay import Replay
 from p3.measure.workers.lines import digest
 from p3.placement import Placement
-from p3.frontend.factors import FactorShape, Rule
+from p3.frontend.factors import Rule
+from p3.plan.factor_shape import FactorShape
 
 _FULLY_CONNECTED = 3  # layers, the last ones
 _SCALE = 1e-6  # of the loss, so that weights stay small at the replay's learning rate

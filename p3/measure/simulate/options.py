@@ -65,6 +65,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default="auto", metavar="N[,N]")
     add("--strategy", "of P3: which servers hold what, as `p3 plan` writes it (default: without)", type=_strategy,
         default=strategies.Strategy(), metavar="FILE")
+    add("--batch", "rows of each worker's, where the strategy sends layers by the route factors",
+        type=number(1, 1 << 24, int), metavar="ROWS")
     add("--servers", "on the hosts in turn (default: one on each)", type=number(1, MOST_HOSTS, int), metavar="N")
     add("--workers-per-host", "(default 1)", type=number(1, 64, int), default=1, metavar="N")
     add("--groups", "of hosts, whose members each lead their share of the slices: R, or RxR for groups of groups. "
@@ -118,6 +120,7 @@ def settings(options: argparse.Namespace) -> Iterator[Setting]:
             local_aggregation=not options.no_local_aggregation,
             groups=groups if scheme == "p3" or len(options.scheme) == 1 else (),
             sparse=dict(options.sparse),
+            batch=options.batch,
             release=release,
             jitter=options.jitter,
             seed=options.seed,
@@ -182,10 +185,9 @@ def _strategy(path: str) -> strategies.Strategy:
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     for cut in (loaded.default, *loaded.keys.values()):
-        if cut.route == strategies.FACTORS or cut.staleness:
-            what = f"route {cut.route!r}" if cut.route == strategies.FACTORS else "staleness"
+        if cut.staleness:
             raise argparse.ArgumentTypeError(
-                f"the strategy {path} has {what}, of which the simulator knows nothing: leave that out"
+                f"the strategy {path} has staleness, of which the simulator knows nothing: leave that out"
             )
     return loaded
 

@@ -81,7 +81,7 @@ def predict(setting: Setting) -> Prediction:
 
 
 def _bound(setting: Setting) -> Optional[bound.Bound]:
-    if setting.sparse or setting.scheme != "p3":
+    if setting.sparse or setting.scheme != "p3" or setting.has_factors:
         return None
     return bound.bound(
         setting.model, setting.compute_s, setting.cluster(), setting.slice_elements,

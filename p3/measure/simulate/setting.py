@@ -9,7 +9,8 @@ from itertools import islice
 from typing import List, Mapping, Optional, Tuple, Union
 
 from p3.plan import key_plan
-from p3.plan.strategy import Cut, Strategy, Turns
+from p3.plan.factor_shape import FactorShape, key_of
+from p3.plan.strategy import FACTORS, Cut, Strategy, Turns
 from p3.measure import compressions
 from p3.measure.compressions import Compression
 from p3.measure.lab.shaping import BURST_BYTES, QUEUE_MS
@@ -29,6 +30,7 @@ _BIG_ELEMENTS = 1_000_000
 # The same as the replay's: the most urgent slices are those that the forward pass uses first.
 _OVERHEAD = Overhead()
 _NORM_BYTES = 16  # a server's part of it
+_OF_ALL = -1  # in the place of the worker whose part a slice is (simulator/job.h)
 _MBIT = 1e6 / 8
 
 
@@ -80,6 +82,7 @@ class Setting:
     local_aggregation: bool = True
     groups: Tuple[int, ...] = ()  # of hosts with shared leaders, as replay/groups.py has them: simulated only
     sparse: Mapping[str, float] = dataclasses.field(default_factory=dict)  # layer -> share of it that a step touches
+    batch: Optional[int] = None  # rows of a worker's, of which weights with the strategy's route "factors" have so many
     compression: Optional[Compression] = None  # of P3, where the strategy has none; or of DDP's hook that halves bytes
     clip: str = "none"  # of CLIPPING
     release: str = "layer"  # of gradients: each layer's when its backward step ends, or all at the "end" of the pass
@@ -114,6 +117,16 @@ class Setting:
     @property
     def elements_of_a_slice(self) -> int:
         return key_plan.slice_elements(self.slice_elements, len(self.server_hosts))
+
+    def factors_of(self, tensor: models.Tensor) -> Optional[FactorShape]:
+        """Of one worker, where that weight has an entry with this route."""
+        if self.strategy.keys.get(tensor.name, Cut()).route != FACTORS:
+            return None
+        return FactorShape(self.batch, *tensor.shape)
+
+    @property
+    def has_factors(self) -> bool:
+        return any(self.factors_of(tensor) for layer in self.model.layers for tensor in layer.tensors)
 
     def compression_of(self, tensor: str) -> Optional[Compression]:
         return compressions.of_key(self.strategy, tensor, self.compression)
@@ -200,9 +213,9 @@ def _slices(setting: Setting) -> List[dict]:
 
     turns = Turns(servers)
 
-    def add(layer: int, cut: Cut, push_bytes: float, value_bytes: float) -> None:
+    def add(layer: int, cut: Cut, push_bytes: float, value_bytes: float, part_of: int = _OF_ALL) -> None:
         made.append({
-            "layer": layer, "key": key, "server": turns.next(cut),
+            "layer": layer, "key": key, "server": turns.next(cut), "part_of": part_of,
             "push_bytes": push_bytes + _OVERHEAD.slice_bytes, "value_bytes": value_bytes + _OVERHEAD.slice_bytes,
         })  # fmt: skip
 
@@ -210,7 +223,15 @@ def _slices(setting: Setting) -> List[dict]:
         alpha = setting.sparse.get(layer.name)
         for tensor in layer.tensors:
             cut, its = setting.strategy.of(tensor.name), setting.compression_of(tensor.name)
-            if alpha is None:
+            factors = setting.factors_of(tensor)
+            if factors is not None:
+                cut = setting.strategy.of(key_of(tensor.name))
+                most = key_plan.even_slices(factors.elements, setting.elements_of_a_slice)
+                for worker in range(workers):
+                    for begin in range(0, factors.elements, most):
+                        part_bytes = min(most, factors.elements - begin) * models.FLOAT32_BYTES
+                        add(number, cut, part_bytes, part_bytes, worker)
+            elif alpha is None:
                 for shape in compressions.in_place_of(tensor.shape, its):
                     elements = math.prod(shape)
                     most = _elements_of_a_part(setting, tensor.name, elements)
@@ -299,9 +320,28 @@ def _check_strategy(setting: Setting) -> None:
     for layer in setting.model.layers:
         for tensor in layer.tensors:
             why_not = setting.strategy.why_not(tensor.name, sparse=layer.name in setting.sparse)
+            why_not = why_not or _why_no_factors(setting, tensor)
             if why_not:
                 raise ValueError(why_not)
-            _check_codec(setting, tensor.name)
+            if setting.factors_of(tensor) is None:  # those travel as they are
+                _check_codec(setting, tensor.name)
+
+
+def _why_no_factors(setting: Setting, tensor: models.Tensor) -> str:
+    """"": it has some, or its route is another one."""
+    if setting.strategy.default.route == FACTORS:
+        return "the strategy has the route 'factors' for all keys: name the weights of fully connected layers in 'keys'"
+    if setting.strategy.keys.get(tensor.name, Cut()).route != FACTORS:
+        return ""
+    if len(tensor.shape) != 2:
+        return f"{tensor.name!r} is no weight of a fully connected layer, of outputs x inputs, and has no factors"
+    if setting.batch is None:
+        return f"{tensor.name!r} has the route 'factors', of as many rows as a worker's batch: say how many"
+    if not setting.factors_of(tensor).fits_gradient:
+        return f"{tensor.name!r} has factors that are larger than its gradient, with batches of {setting.batch} rows"
+    if setting.clip == "norm":
+        return f"{tensor.name!r} has factors, of which the servers cannot tell the norm: 'wait' for them"
+    return ""
 
 
 def _check_codec(setting: Setting, name: str) -> None:

@@ -1,6 +1,7 @@
 // Whole jobs, by hand. See small_job.h: 1000 bytes/s, layers of 1 s forward and 2 s backward.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -21,6 +22,49 @@ TEST(Simulate, OneSliceBetweenTwoHosts) {
   EXPECT_DOUBLE_EQ(result.waited_s[0][0], 1 + 2);
   EXPECT_DOUBLE_EQ(result.waited_s[1][0], 2 + 2);
   EXPECT_DOUBLE_EQ(result.up[0].bytes, 1000) << "two values after the warm-up, which ends with the first iteration";
+}
+
+TEST(Simulate, APartGoesFromItsWorkerToAllOthers) {
+  Job job = small_job(2, {500}, 3);
+  job.slices = {{0, 0, 0, 500, 500, 0}, {0, 0, 0, 500, 500, 1}};
+  // Both are at the server on host 0: worker 0's at once, and on host 1 a second later; worker 1's on host 0 then.
+  const Result result = simulate(job);
+  for (const auto& ends : result.ends_s) EXPECT_EQ(ends, (std::vector<double>{3, 7, 11}));
+  EXPECT_DOUBLE_EQ(result.up[0].bytes, 2 * 500);
+  EXPECT_DOUBLE_EQ(result.down[0].bytes, 2 * 500) << "nothing comes back to who has pushed it";
+}
+
+TEST(Simulate, NeitherDoItsMachinesOthersNeedIt) {
+  Job job = small_job(2, {500}, 3);
+  job.workers = {0, 0, 1};
+  job.factors.assign(3, std::vector<double>(3, 1));
+  job.slices = {{0, 0, 1, 500, 500, 0}, {0, 0, 1, 500, 500, 1}, {0, 0, 1, 500, 500, 2}};
+  job.traced_iterations = 3;
+  const auto come_to_host_0 = [&job] {
+    const std::vector<Span> spans = simulate(job).spans;
+    return std::count_if(spans.begin(), spans.end(), [](const Span& span) {
+      return span.kind == Span::kValue && span.peer == 0 && span.round == 0;
+    });
+  };
+  EXPECT_EQ(come_to_host_0(), 1);
+  job.local_aggregation = false;  // each of its workers gets both others' parts
+  EXPECT_EQ(come_to_host_0(), 4);
+}
+
+TEST(Simulate, APartOfTheNextRoundIsNotTakenForOneOfThisRound) {
+  Job job = small_job(5, {500}, 3);
+  job.workers = {0, 1, 2};
+  job.servers = {3, 4};
+  job.layers = {{0.01, 0.02}};
+  job.factors.assign(3, std::vector<double>(3, 1));
+  for (Clipping clipping : {Clipping::kNone, Clipping::kWait}) {
+    job.clipping = clipping;
+    // Worker 2's takes 5 s up to the server, then to worker 0 and then to worker 1; the others are quick.
+    job.slices = {{0, 0, 0, 10, 5000, 2}, {0, 0, 1, 10, 10, 0}, {0, 0, 1, 10, 10, 1}};
+    const Result result = simulate(job);
+    EXPECT_NEAR(result.ends_s[0][1], 10, 1);
+    EXPECT_NEAR(result.ends_s[1][1], 15, 1) << "worker 0's part of its second round comes before that";
+  }
 }
 
 TEST(Simulate, LinksTellWhenASlicePassesThem) {
@@ -347,6 +391,13 @@ TEST(Simulate, JobsThatMakeNoSenseAreRefusedByName) {
   EXPECT_EQ(why([](Job& job) { job.factors.pop_back(); }), "each worker needs its iterations' factors");
   EXPECT_EQ(why([](Job& job) { job.warmup = 2; }), "no iteration is left after the warm-up");
   EXPECT_EQ(why([](Job& job) { job.clipping = Clipping::kNorm; }), "a part of the norm has no bytes");
+  EXPECT_EQ(why([](Job& job) { job.slices[0].part_of = 2; }), "a part is of no worker");
+  const auto has_parts = [](Job& job) {
+    job.slices[0].part_of = 0;
+    job.clipping = Clipping::kNorm;
+    job.norm_bytes = 16;
+  };
+  EXPECT_EQ(why(has_parts), "no server sums parts, so none tells their norm");
   const auto why_led = [&why](std::vector<std::vector<int>> leaders, auto&& spoil) {
     return why([&](Job& job) {
       job.leaders = std::move(leaders);
@@ -366,6 +417,7 @@ TEST(Simulate, JobsThatMakeNoSenseAreRefusedByName) {
             "with leaders each host needs workers, which push as one");
   EXPECT_EQ(why_led({{-1, 0}, {-1, -1}}, [](Job& job) { job.clipping = Clipping::kNorm; }),
             "leaders pass on no part of the norm");
+  EXPECT_EQ(why_led({{-1, 0}, {-1, -1}}, [](Job& job) { job.slices[0].part_of = 0; }), "leaders pass on no parts");
   EXPECT_EQ(why_led({{-1, 0}, {1, -1}}, nothing_else), "accepted");
   EXPECT_EQ(why([](Job&) {}), "accepted");
 }

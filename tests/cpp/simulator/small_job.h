@@ -21,7 +21,7 @@ inline Job small_job(int hosts, const std::vector<double>& bytes, int iterations
   for (size_t number = 0; number < bytes.size(); ++number) {
     job.layers.push_back({1, 2});
     const int n = static_cast<int>(number);
-    job.slices.push_back({n, n, n % hosts, bytes[number], bytes[number]});
+    job.slices.push_back({n, n, n % hosts, bytes[number], bytes[number], Slice::kOfAll});
   }
   job.factors.assign(static_cast<size_t>(hosts), std::vector<double>(static_cast<size_t>(iterations), 1));
   job.warmup = iterations > 1 ? 1 : 0;

@@ -7,7 +7,7 @@ from lab_traces import needs_lab
 from p3 import cli
 from p3.measure.lab.hosts import lab
 from p3.measure.micro import cards
-from p3.worker.key import FactorShape
+from p3.plan.factor_shape import FactorShape
 
 # Headers of TCP and IP, acknowledgements; of a segment that leaves as one they are counted once. Besides, heartbeats,
 # and the barriers around a round.

@@ -197,10 +197,9 @@ def test_a_strategy_for_servers_that_are_not_there_is_refused(capsys, tmp_path):
     assert "the strategy the codec" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("cut, said", [({"staleness": 2}, "staleness"), ({"route": "factors"}, "route 'factors'")])
-def test_what_the_simulator_does_not_know_of_a_strategy_is_refused(cut, said, capsys, tmp_path):
+def test_what_the_simulator_does_not_know_of_a_strategy_is_refused(capsys, tmp_path):
     path = tmp_path / "s.json"
-    path.write_text(json.dumps({"version": 2, "allow_lossy": True, "default": cut}))
+    path.write_text(json.dumps({"version": 2, "allow_lossy": True, "default": {"staleness": 2}}))
     with pytest.raises(SystemExit):
         cli.main(["simulate", *SMALL[:-2], "--hosts", "2", "--strategy", str(path)])
-    assert f"s.json has {said}, of which the simulator knows nothing" in capsys.readouterr().err
+    assert "s.json has staleness, of which the simulator knows nothing" in capsys.readouterr().err
