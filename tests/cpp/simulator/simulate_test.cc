@@ -59,11 +59,12 @@ TEST(Simulate, APartOfTheNextRoundIsNotTakenForOneOfThisRound) {
   job.factors.assign(3, std::vector<double>(3, 1));
   for (Clipping clipping : {Clipping::kNone, Clipping::kWait}) {
     job.clipping = clipping;
-    // Worker 2's takes 5 s up to the server, then to worker 0 and then to worker 1; the others are quick.
+    // Worker 2's leaves its server for worker 0, which takes 5 s, and then for worker 1; the others are quick.
+    for (int host : {0, 1}) job.hosts[static_cast<size_t>(host)].down.bytes_per_s = 1000 * kRate;
     job.slices = {{0, 0, 0, 10, 5000, 2}, {0, 0, 1, 10, 10, 0}, {0, 0, 1, 10, 10, 1}};
     const Result result = simulate(job);
-    EXPECT_NEAR(result.ends_s[0][1], 10, 1);
-    EXPECT_NEAR(result.ends_s[1][1], 15, 1) << "worker 0's part of its second round comes before that";
+    EXPECT_NEAR(result.ends_s[0][1], 5, 1);
+    EXPECT_NEAR(result.ends_s[1][1], 10, 1) << "worker 0's part of its second round comes before that";
   }
 }
 
