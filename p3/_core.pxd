@@ -382,4 +382,4 @@ cdef class P3Worker:
     cdef CoreArray new_residual(self, int key)
     cdef Operation begin(self, int key, uint8_t part, source, landing)
     cdef Operation skip_any(self, int key, landing, int32_t priority, cbool gated, cbool goes_on, tell)
-    cdef keep(self, Operation operation)
+    cdef Operation keep(self, Operation operation)

@@ -426,7 +426,7 @@ cdef class P3Worker:
         cdef Operation operation = self.begin(key, 0, value, landing)
         with nogil:
             self.core.init(key, operation.source.buf, operation.landing.buf, priority, operation.completion[0])
-        return operation
+        return self.keep(operation)
 
     def push(self, int key, gradient, landing not None, int32_t priority=0, scalars=NO_SCALARS, cbool gated=False,
              cbool more=False, tell=None):
@@ -441,7 +441,7 @@ cdef class P3Worker:
         with nogil:
             self.core.push(key, operation.source.buf, operation.landing.buf, priority, round, operation.completion[0],
                            gated, more)
-        return operation
+        return self.keep(operation)
 
     def flush(self):
         with nogil:
@@ -459,7 +459,7 @@ cdef class P3Worker:
         cdef Operation operation = self.begin(key, part, None, landing)
         with nogil:
             self.core.fetch(key, part, operation.landing.buf, operation.completion[0])
-        return operation
+        return self.keep(operation)
 
     def store(self, int key, uint8_t part, content, uint64_t updates=0):
         """`updates`: with staleness, how many updates the state has had; 0: those that the servers have counted."""
@@ -468,7 +468,7 @@ cdef class P3Worker:
         cdef Operation operation = self.begin(key, part, content, None)
         with nogil:
             self.core.store(key, part, operation.source.buf, operation.completion[0], updates)
-        return operation
+        return self.keep(operation)
 
     def init_rows(self, int key, value, landing, int32_t priority=0):
         """`landing` None, here and below: this worker keeps no copy of the whole value."""
@@ -477,7 +477,7 @@ cdef class P3Worker:
         cdef Operation operation = self.begin(key, 0, value, landing)
         with nogil:
             self.core.init(key, operation.source.buf, operation.landing.buf, priority, operation.completion[0])
-        return operation
+        return self.keep(operation)
 
     def push_rows(self, int key, ids not None, values not None, landing, int32_t priority=0, scalars=NO_SCALARS):
         """`ids`, here and below: a contiguous array of int64."""
@@ -486,10 +486,9 @@ cdef class P3Worker:
         operation.take_landing(landing, self.core.bytes(key, 0))
         operation.tells_changed = True
         cdef RoundSettings round = round_settings(scalars)
-        self.keep(operation)
         with nogil:
             self.core.push_rows(key, rows, operation.landing.buf, priority, round, operation.completion[0])
-        return operation
+        return self.keep(operation)
 
     def skip_rows(self, int key, landing, int32_t priority=0, cbool goes_on=False):
         return self.skip_any(key, landing, priority, False, goes_on, None)
@@ -499,7 +498,7 @@ cdef class P3Worker:
         operation.announce(tell)
         with nogil:
             self.core.skip(key, operation.landing.buf, priority, operation.completion[0], gated, goes_on)
-        return operation
+        return self.keep(operation)
 
     def fetch_rows(self, int key, uint8_t part, ids not None, landing not None, int32_t priority=0):
         """`part` 0 is the value; others as for fetch()."""
@@ -507,11 +506,10 @@ cdef class P3Worker:
         cdef Operation operation = Operation()
         cdef RowsView rows = operation.take_rows(ids, None, row_bytes)
         operation.take_landing(landing, rows.count * row_bytes, rows.count)
-        self.keep(operation)
         with nogil:
             self.core.fetch_rows(key, part, rows.ids, rows.count, operation.landing.buf, priority,
                                  operation.completion[0])
-        return operation
+        return self.keep(operation)
 
     def updates(self, int key):
         """Of a key with staleness: that it had had in what the servers answered last."""
@@ -525,10 +523,9 @@ cdef class P3Worker:
     def store_rows(self, int key, uint8_t part, ids not None, content not None, uint64_t updates=0):
         cdef Operation operation = Operation()
         cdef RowsView rows = operation.take_rows(ids, content, self.core.row_bytes(key, part))
-        self.keep(operation)
         with nogil:
             self.core.store_rows(key, part, rows, operation.completion[0], updates)
-        return operation
+        return self.keep(operation)
 
     def move_rows(self, int key, plan not None, parts, uint64_t first_row, uint64_t rows):
         """The Operation is done when the key has gone over; never if it does not come to that.
@@ -573,10 +570,9 @@ cdef class P3Worker:
         cdef Operation operation = Operation()
         if residual is not None:
             operation.take_landing(residual, self.residual_bytes(key))
-        self.keep(operation)
         with nogil:
             self.core.capture(key, snapshot, <float*>operation.landing.buf, operation.completion[0])
-        return operation
+        return self.keep(operation)
 
     def keeps_residual(self, int key):
         """Here, or on the leader of this machine; there, residual_floats() is 0 here once the key is agreed."""
@@ -625,14 +621,15 @@ cdef class P3Worker:
         cdef Operation operation = Operation()
         operation.take_landing(landing, self.core.bytes(key, part) if part else self.core.landing_bytes(key))
         operation.take_source(source, self.core.bytes(key, part))
-        self.keep(operation)
         return operation
 
-    cdef keep(self, Operation operation):
+    # Behind the core's call: one that it refuses is never done.
+    cdef Operation keep(self, Operation operation):
         if len(self.unfinished) >= self.sweep_at:  # seldom enough that it costs nothing per operation
             self.unfinished = [one for one in self.unfinished if not one.done]
             self.sweep_at = 2 * len(self.unfinished) + 64
         self.unfinished.append(operation)
+        return operation
 
     def fail(self, str text not None):
         """The first failure wins; told to every server."""

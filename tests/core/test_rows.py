@@ -3,6 +3,7 @@
 import itertools
 import os
 import signal
+import weakref
 
 import numpy as np
 import plugin_jobs as jobs
@@ -257,6 +258,19 @@ def test_wrong_arrays_are_refused():
             worker.push_rows(dense, rows_of([1]), two[:1], None)
         with pytest.raises(ValueError, match="'dense' is dense, so it needs a landing array"):
             worker.skip_rows(dense, None)
+
+
+def test_the_arrays_of_a_refused_call_are_let_go():
+    with RowsJob(np.zeros((8, 2), np.float32)) as job:
+        ids, values = rows_of([6, 5]), np.ones((2, 2), np.float32)
+        with pytest.raises(ValueError, match="must ascend"):
+            job.workers[0].store_rows(0, 0, ids, values)
+        dense = np.zeros((8, 2), np.float32)
+        with pytest.raises(ValueError, match="is a key of rows"):
+            job.workers[0].push(0, dense, dense)
+        known = [weakref.ref(array) for array in (ids, values, dense)]
+        del ids, values, dense
+        assert all(one() is None for one in known)
 
 
 def test_an_empty_key_and_one_row_have_their_rounds():
