@@ -55,6 +55,7 @@ void Worker::Impl::go_to_heir(int lost, int heir) {
       last.header.round = kBehindAll;
       frames.push_back({van, last});
     }
+    if (leaves_) add_all_that_is_owed(frames);
   }
   transport_.send(frames);
 }
@@ -112,6 +113,12 @@ void Worker::Impl::add_what_is_owed(Key& key, uint32_t shard, std::vector<Transp
   frames.push_back(claim_to(serving_van(key.plan_in_use(), shard), key, shard, owed));
 }
 
+void Worker::Impl::add_all_that_is_owed(std::vector<Transport::Outgoing>& frames) {
+  for (auto& [handle, key] : keys_)
+    if (key.plan)
+      for (uint32_t shard = 0; shard < slice_count(key.plan_in_use()); ++shard) add_what_is_owed(key, shard, frames);
+}
+
 void Worker::Impl::give_what_is_owed() {
   if (!outlives_servers) return;
   try {
@@ -119,10 +126,8 @@ void Worker::Impl::give_what_is_owed() {
       std::vector<Transport::Outgoing> frames;
       {
         MutexLock lock(mutex_);
-        for (auto& [handle, key] : keys_)
-          if (key.plan)
-            for (uint32_t shard = 0; shard < slice_count(key.plan_in_use()); ++shard)
-              add_what_is_owed(key, shard, frames);
+        leaves_ = true;
+        add_all_that_is_owed(frames);
       }
       transport_.send(frames);
     });

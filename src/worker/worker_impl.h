@@ -73,7 +73,8 @@ class Worker::Impl final : public Transport::Handler, public WayHost {
   void* receive_ask_into(int van, const Header& ask) P3_REQUIRES(mutex_);
   void answer_ask(const Header& ask);
   void add_what_is_owed(Key& key, uint32_t shard, std::vector<Transport::Outgoing>& frames) P3_REQUIRES(mutex_);
-  // What heirs may still ask for leaves unasked: they could not be answered later.
+  void add_all_that_is_owed(std::vector<Transport::Outgoing>& frames) P3_REQUIRES(mutex_);
+  // What heirs may still ask for leaves unasked, from here on behind its claim: they could not be answered later.
   void give_what_is_owed();
   void send_again(Key& key, const std::vector<bool>& is_moved, std::vector<Transport::Outgoing>& frames)
       P3_REQUIRES(mutex_);
@@ -120,6 +121,7 @@ class Worker::Impl final : public Transport::Handler, public WayHost {
   std::vector<bool> is_lost_ P3_GUARDED_BY(mutex_);  // by server: until it has an heir
   BufferPool claims_{/*reuses=*/false};              // what is told to heirs
   LentBuffers lent_claims_;                          // receiver thread
+  bool leaves_ P3_GUARDED_BY(mutex_) = false;        // give_what_is_owed() was called
 
   int leader_van_ = -1;   // to the leader of this machine, if that is another worker
   MachineLeader leader_;  // if it is this one

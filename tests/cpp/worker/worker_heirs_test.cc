@@ -204,6 +204,50 @@ TEST(WorkerHeirs, GetALargeValueOfAWorkerThatLeaves) {
   closing.join();
 }
 
+TEST(WorkerHeirs, GetALargeValueOfAWorkerThatIsAboutToLeave) {
+  constexpr size_t kElements = 1 << 18;  // more than a connection holds whose other end is not read
+  const Floats value(kElements, 1);
+  Floats landing(3 * kElements, 1);
+  std::vector<RawPeer> servers;
+  Results results;
+  Worker worker(0, 3, TwoServers::options(true));
+  for (int server = 0; server < 3; ++server) {
+    const auto [ours, its] = unix_pair();
+    servers.emplace_back(ours);
+    worker.add_server(server, stream_of(its), "server " + std::to_string(server) + " (there)");
+  }
+  worker.start();
+  const int key = worker.declare("large", landing.size(), DType::kFloat32, {});
+  KeyPlan plan = plan_of(7, landing.size());
+  plan.slice_elements = kElements;
+  worker.agree(key, plan);
+  worker.init(key, landing.data(), landing.data(), 0, results.expect(0));
+  for (RawPeer& server : servers) TwoServers::answer(server, server.must_receive(), value);
+  ASSERT_TRUE(results.wait_for(1));
+
+  RawPeer& heir = servers[1];
+  const auto must_claim = [&](uint32_t key_claimed, uint32_t slice, const Floats& with) {
+    const Header claim = heir.must_receive();
+    EXPECT_EQ(claim.kind, FrameKind::kClaim);
+    EXPECT_EQ(claim.key, key_claimed);
+    EXPECT_EQ(claim.slice, slice);
+    EXPECT_EQ(TwoServers::floats(heir), with);
+  };
+  worker.inherit(0, 1);
+  must_claim(7, 0, {});
+  must_claim(kNoKey, 0, {});
+  std::thread closing([&] { worker.close(5); });
+  EXPECT_TRUE(heir.readable(kDeadlineMs));  // the value of the first one, behind which the goodbye waits
+  worker.inherit(2, 1);
+  must_claim(7, 0, value);
+  must_claim(7, 2, {});
+  must_claim(7, 2, value);
+  must_claim(kNoKey, 2, {});
+  EXPECT_EQ(heir.must_receive().kind, FrameKind::kBye);
+  heir.close();
+  closing.join();
+}
+
 TEST(WorkerHeirs, GetNothingThatTheyHaveAnsweredSince) {
   LargeKey job;
   job.push();
