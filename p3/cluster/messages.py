@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping
 from p3.errors import ProtocolError
 from p3.plan.key_plan import REDUCTIONS, UPDATES
 
-PROTOCOL_VERSION = 19
+PROTOCOL_VERSION = 20
 MAX_BYTES_BEFORE_JOIN = 4 << 10
 MAX_BYTES = 16 << 20
 MAX_GROUPS = 16  # of layers, in a worker's report of its waits
@@ -239,6 +239,7 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     "filled": {"rank": _int},  # and the server's door is open for another process of that rank
     "server_lost": {"rank": _int},  # a worker has lost its connection to that server
     "inherited": {"rank": _int},  # a server serves what the one of that rank did
+    "dismissed": {"rank": _int},  # a server waits for that worker no more, which departs
     "admitted": {"rank": _int, "problem": _str},  # so it is, if there is no problem
     "worker_reported": {  # the answer to `report`
         **_REPORT,

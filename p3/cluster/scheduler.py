@@ -31,6 +31,7 @@ from p3.cluster import messages
 from p3.cluster.agreement import Agreement
 from p3.cluster.connections import auth, channel, descriptors, encryption, frames
 from p3.cluster.connections.strangers import MAX_UNPROVED, PACE_S, Gate
+from p3.cluster.departures import Departures
 from p3.cluster.entrances import DECISIONS, Entrances
 from p3.cluster.journal import Journal
 from p3.cluster.node import Node, endpoint, listen_as_root
@@ -75,6 +76,7 @@ class Scheduler:
         self._stragglers: Optional[Stragglers] = None
         self._vacancies: Optional[Vacancies] = None
         self._entrances: Optional[Entrances] = None
+        self._departures = Departures()
         self._started = asyncio.Event()
         self._end: asyncio.Future = asyncio.get_running_loop().create_future()  # None, or the text of the failure
         self._gate = Gate(self._label, log)
@@ -356,6 +358,8 @@ class Scheduler:
             self._on_server_lost(entry, message["rank"])
         elif (kind, entry.node.role) == ("admitted", "server"):
             self._entrances.on_admitted(entry.node, message)
+        elif (kind, entry.node.role) == ("dismissed", "server"):
+            self._end_departures(self._departures.on_dismissed(entry.node, message))
         elif kind == "bye" and entry.node.role == "server":
             entry.left = True
             self._end_behind_the_last()
@@ -603,23 +607,33 @@ class Scheduler:
 
     def _let_go(self, entry: Entry, departed: dict, text: str) -> None:
         entry.gone = entry.left = True
-        was_member, told = not self._entrances.drop(entry.node), []
-        try:
-            if was_member:
-                told = self._agreement.depart(entry.node)
-        except DisagreementError as error:
-            self._fail("%s The job cannot go on without it: %s." % (text, error))
-            return
-        if not self._is_replaying:
-            log.warning("%s The others go on without it.", text)
-        self._report({"state": "departed", "rank": entry.node.rank})
+        was_member = not self._entrances.drop(entry.node)
+        servers = [one for one in self._roster.nodes("server") if self._agreement.heirs.is_alive(one)]
+        self._departures.begin(entry.node, was_member, text, servers)
         self._roster.tell_all("server", departed)
-        if was_member:
-            self._roster.tell_all("worker", departed)
-        self._tell(told)
         self._entrances.consider()
         if not was_member:
+            self._say_departed(entry.node, text)
             self._end_behind_the_last()
+
+    def _end_departures(self, over: list) -> None:
+        """Servers have dismissed these workers; now the others hear of it."""
+        for departure in over:
+            node, text = departure.worker, departure.text
+            try:
+                told = self._agreement.depart(node)
+            except DisagreementError as error:
+                self._fail("%s The job cannot go on without it: %s." % (text, error))
+                return
+            self._say_departed(node, text)
+            self._roster.tell_all("worker", {"kind": "departed", "rank": node.rank})
+            self._tell(told)
+            self._entrances.consider()
+
+    def _say_departed(self, node: Node, text: str) -> None:
+        if not self._is_replaying:
+            log.warning("%s The others go on without it.", text)
+        self._report({"state": "departed", "rank": node.rank})
 
     # Going on without a server
 
@@ -678,6 +692,7 @@ class Scheduler:
             log.warning("%s Another server takes over from it.", text)
         self._report({"state": "server_departed", "server": entry.node.rank})
         self._tell(told)  # first, as one that replays it: whose departures then follow are written down behind it
+        self._end_departures(self._departures.lose_server(entry.node))
         self._entrances.lose_server(entry.node)
         self._end_behind_the_last()
 

@@ -68,6 +68,7 @@ def apply(core: P3Server, message: dict, only_sums: bool = False) -> Optional[di
         core.drop(message["wire_key"])
     if message["kind"] == "departed":
         core.dismiss_worker(message["rank"])
+        return {"kind": "dismissed", "rank": message["rank"]}
     if message["kind"] == "inherit":
         core.inherit(message["rank"])
         return {"kind": "inherited", "rank": message["rank"]}

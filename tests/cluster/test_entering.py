@@ -9,6 +9,7 @@ from hypothesis import given, settings
 
 from p3.cluster import messages
 from p3.cluster.agreement import Agreement
+from p3.cluster.departures import Departures
 from p3.cluster.entrants import Entrants
 from p3.cluster.node import Node
 from p3.errors import DisagreementError, ProtocolError
@@ -31,6 +32,7 @@ class Scheduler:
         self.workers = workers
         self.agreement = Agreement(workers, SERVERS, vacant=[node.rank for node in places])
         self.entrants = Entrants(self.agreement, [*workers, *places], SERVERS)
+        self.departures, self.departing = Departures(), set()  # ranks
         self.told = {node: [] for node in [*workers, *places, *SERVERS]}
         self.journal = []
         self.candidates = {}  # on the way, by node
@@ -51,6 +53,8 @@ class Scheduler:
         self.journal.append((node, message))
         if message["kind"] == "admitted":
             return self.on_admitted(node, message)
+        if message["kind"] == "dismissed":
+            return self.end_departures(self.departures.on_dismissed(node, message))
         self.tell(self.agreement.receive(node, message))
         if message["kind"] == "barrier":
             self.entrants.end_trial(node)
@@ -89,6 +93,7 @@ class Scheduler:
             self.tell(self.entrants.admit(node))
         elif decision == "server departed":
             self.tell(self.agreement.depart_server(node))
+            self.end_departures(self.departures.lose_server(node))
             for entering in self.entrants.on_the_way:
                 if entering in self.candidates:
                     self.candidates[entering].is_dead = True
@@ -113,11 +118,21 @@ class Scheduler:
         else:
             self.candidates.pop(node, None)
             was_member = not self.entrants.drop(node)
-            departed = {"kind": "departed", "rank": node.rank}
-            decided = self.agreement.depart(node) if was_member else []
-            self.tell([(server, departed) for server in SERVERS])
+            servers = [server for server in SERVERS if self.agreement.heirs.is_alive(server)]
             if was_member:
-                self.tell([(other, departed) for other in self.agreement.workers])
+                self.departing.add(node.rank)
+            self.departures.begin(node, was_member, "", servers)
+            self.tell([(server, {"kind": "departed", "rank": node.rank}) for server in SERVERS])
+            self.consider()
+
+    def end_departures(self, over):
+        for node in [departure.worker for departure in over]:
+            self.departing.remove(node.rank)
+            decided = self.agreement.depart(node)
+            departed = {"kind": "departed", "rank": node.rank}
+            for server in SERVERS:  # if it is there, it has done so before
+                assert departed in self.told[server]
+            self.tell([(other, departed) for other in self.agreement.workers])
             self.tell(decided)
             self.consider()
 
@@ -238,7 +253,8 @@ def test_whoever_is_left_comes_to_the_end_with_those_that_have_entered(data):
                 if len(serving) > 1:
                     lost = data.draw(st.sampled_from(serving), "lost server")
                     scheduler.decide(lost, {"decision": "server departed"})
-                    alive = {node: one for node, one in alive.items() if node.rank not in scheduler.agreement.vacant}
+                    gone = {*scheduler.agreement.vacant, *scheduler.departing}
+                    alive = {node: one for node, one in alive.items() if node.rank not in gone}
                     coming = [one for one in coming if not one.is_dead]
             elif turn == "take over":
                 events += 1
@@ -263,11 +279,14 @@ def test_whoever_is_left_comes_to_the_end_with_those_that_have_entered(data):
                     scheduler.hear(turn, {"kind": "defined", "wire_key": message["wire_key"]})
                 elif message["kind"] == "inherit":
                     scheduler.hear(turn, {"kind": "inherited", "rank": message["rank"]})
+                elif message["kind"] == "departed":
+                    scheduler.hear(turn, {"kind": "dismissed", "rank": message["rank"]})
                 elif message["kind"] == "admit":
                     problem = data.draw(st.sampled_from(["", "", "", "a round is under way"]), "problem")
                     scheduler.hear(turn, {"kind": "admitted", "rank": message["rank"], "problem": problem})
         except DisagreementError as error:  # the first worker was lost before it had said what others wait for
-            assert "waits for its word" in str(error) or "left the job while" in str(error) or turn == EVENTS[-1], error
+            is_expulsion = scheduler.agreement.heirs.lost > 0 and "no other worker is left" in str(error)
+            assert "waits for its word" in str(error) or "left the job while" in str(error) or is_expulsion, error
             return
         for node in [node for node in standing if not scheduler.entrants.is_on_the_way(node)]:
             at, barriers = standing.pop(node)
@@ -290,6 +309,13 @@ def test_whoever_is_left_comes_to_the_end_with_those_that_have_entered(data):
         assert all((kind == "admit") == (Node("worker", rank, "w%d" % rank) in alive) for rank, kind in last.items())
 
 
+def lose(scheduler, node):
+    """And all servers have dismissed it."""
+    scheduler.depart(node)
+    for server in SERVERS:
+        scheduler.hear(server, {"kind": "dismissed", "rank": node.rank})
+
+
 def at_a_mark(departed=(2,), count=3):
     """A scheduler whose workers all wait at a mark, behind one key, and the nodes."""
     nodes = [Node("worker", rank, "w%d" % rank) for rank in range(count)]
@@ -299,7 +325,7 @@ def at_a_mark(departed=(2,), count=3):
     for server in SERVERS:
         scheduler.hear(server, {"kind": "defined", "wire_key": 0})
     for rank in departed:
-        scheduler.depart(nodes[rank])
+        lose(scheduler, nodes[rank])
     return scheduler, nodes
 
 
@@ -316,7 +342,7 @@ def test_no_rank_is_given_twice_while_servers_have_not_answered():
         scheduler.hear(server, {"kind": "admitted", "rank": 0, "problem": ""})
     scheduler.decide(nodes[0], {"decision": "entered"})
     scheduler.entrants.waiting.append(Candidate(None))
-    scheduler.depart(nodes[2])  # nobody is left where they were admitted
+    lose(scheduler, nodes[2])  # nobody is left where they were admitted
     mark(scheduler, nodes[:1], number=2)
     assert [one["rank"] for one in scheduler.told[SERVERS[0]] if one["kind"] == "admit"] == [0, 1, 2]
 
@@ -324,7 +350,7 @@ def test_no_rank_is_given_twice_while_servers_have_not_answered():
 def test_a_place_that_none_has_had_is_taken_before_that_of_a_lost_worker():
     nodes = [Node("worker", rank, "w%d" % rank) for rank in range(4)]
     scheduler = Scheduler(nodes[:2], places=nodes[2:])
-    scheduler.depart(nodes[0])
+    lose(scheduler, nodes[0])
     waiting = scheduler.entrants.waiting = [Candidate(None), Candidate(3), Candidate(None), Candidate(None)]
     last = waiting[-1]
     mark(scheduler, nodes[1:2])
@@ -381,7 +407,7 @@ def test_two_enter_in_the_order_of_their_admission_whoever_is_ready_first():
 
 def test_one_that_is_ready_waits_for_none_that_is_gone():
     scheduler, nodes = with_the_second_ready()
-    scheduler.depart(nodes[0])
+    lose(scheduler, nodes[0])
     assert [node.rank for node in scheduler.agreement.workers] == [2, 1] == scheduler.seniority(SERVERS[0])
 
 
@@ -394,7 +420,7 @@ def test_one_with_another_script_is_refused_and_what_it_said_forgotten():
     scheduler.consider()
     with pytest.raises(DisagreementError, match="worker 0 .* and worker 2 .* disagree about key 'w': shape"):
         scheduler.hear(nodes[2], announcement("w", shape=4))
-    scheduler.depart(nodes[2])
+    lose(scheduler, nodes[2])
     mark(scheduler, nodes[:2], number=2)
     done = {"kind": "barrier_done", "number": 2, "members": [0, 1], "entered": []}
     assert scheduler.told[nodes[0]][-1] == done

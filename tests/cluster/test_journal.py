@@ -265,6 +265,8 @@ class Player:
             elif message["kind"] == "count_for":
                 counted = {"worker": message["worker"], "number": message["number"], "counters": {}}
                 self.member.send({"kind": "counted", **counted})
+            elif message["kind"] == "departed":
+                self.member.send({"kind": "dismissed", "rank": message["rank"]})
             elif message["kind"] == "stop":
                 self.member.send({"kind": "bye"})
                 return
@@ -407,6 +409,8 @@ class Admitting(Player):
                         secret, label = self.settings.job_secret(), str(self.member.node)
                         for van in (await accept_workers(door, secret, label, [message["rank"]])).values():
                             at_end.callback(van.close)
+                elif message["kind"] == "departed":
+                    self.member.send({"kind": "dismissed", "rank": message["rank"]})
                 elif message["kind"] == "count_for":
                     self.member.send({"kind": "counted", "worker": 0, "number": 1, "counters": {}})
                 elif message["kind"] == "stop":

@@ -61,17 +61,21 @@ class Job:
             await asyncio.sleep(0.01)
         for one in self.workers:
             one.send(dict(MARK, number=number))
-        for one in self.servers:
-            for _ in joining:
-                admit = await heard(one, "admit")
-                one.send({"kind": "admitted", "rank": admit["rank"], "problem": ""})
+        await asyncio.gather(*(self._admit(one, count) for one in self.servers))
         return sorted(await asyncio.gather(*joining), key=lambda one: one.node)
+
+    async def _admit(self, server, count):
+        for _ in range(count):
+            admit = await heard(server, "admit")
+            server.send({"kind": "admitted", "rank": admit["rank"], "problem": ""})
 
 
 async def heard(member, kind):
-    """Its next message of that kind."""
+    """Its next message of that kind. A server dismisses at once whom it is to dismiss."""
     while True:
         message = await member.receive()
+        if message["kind"] == "departed" and member.node.role == "server":
+            member.send({"kind": "dismissed", "rank": message["rank"]})
         if message["kind"] == kind:
             return message
 
@@ -99,6 +103,8 @@ def test_one_that_is_on_trial_when_a_server_is_lost_departs_and_hears_of_no_heir
                 assert (await entrant.receive())["kind"] != "server_departed"
         assert (await heard(job.servers[2], "inherit"))["rank"] == 1
         job.servers[2].send({"kind": "inherited", "rank": 1})
+        for one in (job.servers[0], job.servers[2]):
+            await heard(one, "departed")
         for one in job.workers:
             told = {(await job_news(one)) for _ in range(2)}
             assert told == {("server_departed", 1), ("departed", 2)}
@@ -207,6 +213,8 @@ def test_a_goodbye_of_one_on_trial_is_no_members_and_its_place_is_free_again(oth
         first.send({"kind": "bye"})
         with pytest.raises(RendezvousError, match="worker 2 .* said goodbye before its first members"):
             await heard(first, "departed")
+        for one in job.servers:
+            await heard(one, "departed")
         for one in job.workers:
             assert (await heard(one, "departed"))["rank"] == 2
             if not others_wait:
@@ -247,8 +255,9 @@ def test_a_job_does_not_wait_for_one_that_is_gone_on_its_way_behind_the_last_wor
         await heard(came, "caught_up")
         for one in job.workers:  # at whose mark it was on its way
             one.abort()
-        for _ in job.workers:
-            await heard(came, "departed")
+        for one in [*job.servers, came]:
+            for _ in job.workers:
+                await heard(one, "departed")
         came.send(dict(MARK, number=2, mark=None))
         await heard(came, "barrier_done")
         came.send({"kind": "bye"})

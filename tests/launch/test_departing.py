@@ -132,6 +132,30 @@ def test_a_worker_that_freezes_departs_and_is_ended(tmp_path, processes):
     assert "worker 1 ended with signal SIGKILL" in ended.err and "sent no heartbeat" in ended.out
 
 
+def test_who_is_first_now_gives_a_value_at_once(tmp_path, processes):
+    """All workers but the last are first, and die; the next one gives a value as soon as it knows that it is first."""
+    script = """
+        import os, signal, time
+        import numpy as np, p3
+        with p3.Session.open() as session:
+            key, value = session.declare("w", (10_000,), "float32"), np.zeros(10_000, np.float32)
+            for first in range(session.num_workers):
+                deadline = time.monotonic() + 30
+                while session.first != first and time.monotonic() < deadline:
+                    time.sleep(0.0005)
+                given = np.full(10_000, first, np.float32) if session.is_first else None
+                session.init(key, given, value).wait(30)
+                assert (value == first).all(), (value, first)
+                session.barrier()
+                if session.is_first and first < session.num_workers - 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            print("worker %d has %g" % (session.rank, value[0]))
+    """
+    script = [sys.executable, write_script(tmp_path, script)]
+    ended = p3_run(tmp_path, processes, 7, 3, script, P3_SLICE_ELEMENTS="1000").wait(100)
+    assert ended.code == 0 and "worker 6 has 6" in ended.out, ended
+
+
 def test_no_rows_are_cut_anew_as_what_moves_would_be_lost_with_a_worker(tmp_path, processes):
     script = """
         import p3

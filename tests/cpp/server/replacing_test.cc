@@ -616,16 +616,6 @@ TEST(OutlivingServer, TakesTheNextFirstWorkersValueBehindAHalfReceivedOne) {
   writer.join();
 }
 
-TEST(OutlivingServer, LetsTheNextFirstWorkerAskForASnapshotBeforeItHearsOfTheLossItself) {
-  Job job(2, outliving(1));
-  job.define(1, 1);
-  job.initialise(1, {1});
-  job.workers[1].send(Job::header(FrameKind::kCapture, 1, 0, 0, 0));
-  EXPECT_TRUE(eventually([&] { return job.server.take_captured(0).size() == 1; }));
-  job.server.dismiss_worker(0);
-  EXPECT_FALSE(job.server.error());
-}
-
 // --- and another process that enters in its place -------------------------------------------------------------------
 
 TEST_P(OutlivingServer, TakesAnotherProcessInBehindTheLastRound) {
