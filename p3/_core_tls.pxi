@@ -24,7 +24,8 @@ cdef class Tls:
         return self.stream
 
     def handshake(self):
-        """"done", or what to wait for: "read", "write". P3Error: the other end has not the same key."""
+        """"done", or what to wait for: "read", "write". P3Error: the other end has not the same key, or (peer_lost) has
+        gone."""
         return ("done", "read", "write")[shake_hands(self.still_here()[0])]
 
     def read(self, int size):

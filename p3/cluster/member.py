@@ -83,7 +83,7 @@ class Member:
             if settings.joins:
                 await member._enter()
             else:
-                await member._connect()
+                await member._join_through(*await member._reach())
                 await member._be_welcomed()
         except BaseException:
             member.close_door()
@@ -99,23 +99,32 @@ class Member:
 
     async def _enter(self) -> None:
         """A job that runs, whatever becomes of its schedulers meanwhile."""
-        settings = self._settings
-        deadline = time.monotonic() + settings.join_s
+        deadline = time.monotonic() + self._settings.join_s
         while True:
-            await self._connect()
+            sock, proved = await self._reach()
             try:
-                return await asyncio.wait_for(self._be_welcomed(), max(0.0, deadline - time.monotonic()))
-            except asyncio.TimeoutError:
-                raise RendezvousError(
-                    "%s: waited %g s (P3_JOIN, --wait) to join the job of the scheduler at %s: %s"
-                    % (self._label, settings.join_s, endpoint(settings.root_host, settings.root_port), self._waits_as)
-                ) from None
+                await self._join_through(sock, proved)
+                return await self._wait_for_a_place(deadline)
             except SchedulerGone as gone:
-                self._stream.abort()
-                if self._tunnel is not None:
-                    self._tunnel.close()
+                if time.monotonic() >= deadline:
+                    raise
                 log.warning("%s Trying again to join the job", gone)
             await asyncio.sleep(_RETRY_S)
+
+    async def _wait_for_a_place(self, deadline: float) -> None:
+        settings = self._settings
+        try:
+            await asyncio.wait_for(self._be_welcomed(), max(0.0, deadline - time.monotonic()))
+        except asyncio.TimeoutError:
+            raise RendezvousError(
+                "%s: waited %g s (P3_JOIN, --wait) to join the job of the scheduler at %s: %s"
+                % (self._label, settings.join_s, endpoint(settings.root_host, settings.root_port), self._waits_as)
+            ) from None
+        except SchedulerGone:
+            self._stream.abort()
+            if self._tunnel is not None:
+                self._tunnel.close()
+            raise
 
     @property
     def may_enter_again(self) -> bool:
@@ -123,11 +132,13 @@ class Member:
         takes back what was decided of it."""
         return self.outlived and self.entered is not None
 
-    async def _connect(self) -> None:
-        """Up to the `join` message."""
+    async def _reach(self) -> Tuple[socket.socket, auth.Connector]:
+        patience_s = self._settings.rendezvous_timeout_s
+        return await _connect_to_scheduler(self._settings, self._secret, auth.CONTROL, patience_s)
+
+    async def _join_through(self, sock: socket.socket, proved: auth.Connector) -> None:
+        """Up to the `join` message. SchedulerGone if it ends meanwhile."""
         settings = self._settings
-        patience_s = settings.rendezvous_timeout_s
-        sock, proved = await _connect_to_scheduler(settings, self._secret, auth.CONTROL, patience_s)
         try:
             self.host = address_beside(settings, sock)
             if settings.role == "server" or settings.local_aggregation:
@@ -139,7 +150,8 @@ class Member:
             if self._tunnel is not None:
                 self._tunnel.close()
             if isinstance(error, (OSError, ProtocolError)):
-                raise RendezvousError("%s: joining failed: %s" % (settings.role, error)) from None
+                failure = SchedulerGone if isinstance(error, ConnectionError) else RendezvousError
+                raise failure("%s: joining failed: %s." % (settings.role, error)) from None
             raise
 
     async def _say_join(self, sock: socket.socket, proved: auth.Connector, join: dict) -> Stream:

@@ -370,19 +370,19 @@ def test_who_comes_back_and_freezes_before_it_is_watched_is_missed():
 
 
 class AtMarks(Player):
-    """A worker that comes to one mark after the other, until somebody has entered and gone."""
+    """A worker that comes to one mark after the other, until so many have entered and the last one has gone."""
 
-    def __init__(self, job, rank, begun):
+    def __init__(self, job, rank, begun, entrants=1):
         super().__init__(job, "worker", rank)
-        self._begun = begun
+        self._begun, self._entrants = begun, entrants
 
     async def _work(self, program):
         self._begun.set()
         number, entered = 0, []
-        while not entered:
+        while len(entered) < self._entrants:
             number += 1
             self.member.send({"kind": "barrier", "number": number, "mark": {"round": 7, "problem": ""}})
-            entered = (await self._hear("barrier_done"))["entered"]
+            entered += (await self._hear("barrier_done"))["entered"]
         await self._hear("departed")
         self.member.send({"kind": "bye"})
 
@@ -450,3 +450,26 @@ def test_who_is_on_its_way_into_the_job_when_the_scheduler_dies_comes_again(tmp_
     ) as job:
         asyncio.run(played(job))
     assert len(list(tmp_path.glob("*.p3trace"))) == traces
+
+
+def test_one_that_enters_as_the_scheduler_dies_comes_again_at_once():
+    """It is a member by the journal, and knows nothing of it: so it is not waited for."""
+
+    async def played(job):
+        begun, opens = asyncio.Event(), asyncio.Event()
+        opens.set()
+        workers, server = [AtMarks(job, rank, begun, entrants=2) for rank in range(2)], Admitting(job, opens)
+        playing = asyncio.gather(*(player.play([]) for player in [*workers, server]))
+        wants = replace(job, role="worker", join_s=60.0, num_workers=None, num_servers=None, max_workers=None)
+        await begun.wait()
+        link = await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(None, ClusterLink, wants), 20)
+        assert (link.node.rank, link.entered["round"]) == (2, 7)
+        link.close("it has seen enough")
+        await playing
+        assert server.told == ["admit", "departed"] * 2
+
+    with mortal_schedulers(
+        [(1, "untold", "entered")], num_servers=1, max_workers=3, timeout_s=25, on_worker_loss="continue",
+        local_aggregation=False,
+    ) as job:
+        asyncio.run(played(job))

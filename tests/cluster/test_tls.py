@@ -7,13 +7,18 @@ import socket
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 from processes import HELPERS, ROOT
 from relay import Relay
 
 from p3.cluster.connections import auth, channel, encryption
-from p3.errors import ProtocolError
+from p3.cluster.member import Member
+from p3.cluster.node import listen
+from p3.cluster.scheduler import Scheduler
+from p3.errors import ProtocolError, RendezvousError
+from p3.settings import Settings
 
 core = pytest.importorskip("p3._core", reason="the extension is not built")
 if not core.TLS_BUILT_IN:
@@ -291,3 +296,22 @@ def test_a_key_is_for_one_connection_one_subject_and_one_end():
     ours, theirs = proved()
     assert ours.key("data") == theirs.key("data") != ours.key("other data")
     assert ours.key("data") != proved()[0].key("data") and len(ours.key("data")) == 32
+
+
+def test_a_scheduler_that_dies_in_the_handshake_leaves_who_joins_to_the_next_one():
+    async def main():
+        listener = listen("127.0.0.1")
+        job = Settings(root_host="127.0.0.1", root_port=listener.getsockname()[1], num_workers=1, num_servers=1,
+                       secret=KEY.hex(), tls=True, on_worker_loss="continue")  # fmt: skip
+        wants = replace(job, role="worker", join_s=20.0, num_workers=None, num_servers=None)
+        joining = asyncio.ensure_future(Member.join(wants))
+        with (await asyncio.get_running_loop().sock_accept(listener))[0] as dying:
+            await channel.prove_to_connector(dying, job.job_secret(), "scheduler", True)
+        running = asyncio.ensure_future(Scheduler(job, listener).run())
+        try:
+            with pytest.raises(RendezvousError, match="wants to join a job that does not run yet"):
+                await joining
+        finally:
+            await channel.cancel(running)
+
+    asyncio.run(asyncio.wait_for(main(), 30))

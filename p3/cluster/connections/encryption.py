@@ -34,7 +34,8 @@ def require(settings: Settings) -> None:
 
 
 async def secure(sock: socket.socket, key: bytes, connects: bool):
-    """The p3._core.Tls that has taken the place of `sock`. ProtocolError if the other end has not the same key."""
+    """The p3._core.Tls that has taken the place of `sock`. ProtocolError if the other end has not the same key;
+    ConnectionError if it ends meanwhile."""
     from p3._core import P3Error, Tls
 
     tls = Tls(sock.detach(), key, connects)
@@ -52,6 +53,8 @@ async def secure(sock: socket.socket, key: bytes, connects: bool):
         if isinstance(error, asyncio.TimeoutError):
             raise ProtocolError("TLS: no answer for %g s" % auth.CONNECTOR_TIMEOUT_S) from None
         if isinstance(error, P3Error):
+            if error.kind == "peer_lost":
+                raise ConnectionResetError(str(error)) from None
             raise ProtocolError("%s: something between the nodes alters their messages" % error) from None
         raise
     log.info("a connection is encrypted")

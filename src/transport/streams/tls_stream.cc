@@ -139,7 +139,8 @@ TlsStream::Wait TlsStream::handshake() {
     const int wanted = SSL_get_error(ssl_.get(), returned);
     if (wanted == SSL_ERROR_WANT_READ) return Wait::kRead;
     if (wanted == SSL_ERROR_WANT_WRITE) return Wait::kWrite;
-    throw Error(ErrorKind::kProtocol, "TLS: " + reason());
+    const bool has_ended = wanted == SSL_ERROR_ZERO_RETURN || wanted == SSL_ERROR_SYSCALL;
+    throw Error(has_ended ? ErrorKind::kPeerLost : ErrorKind::kProtocol, "TLS: " + reason());
   }
   // That is: by the key. With VERIFY_PEER nothing else can have been accepted; this does not rest on it.
   if (SSL_session_reused(ssl_.get()) != 1) throw Error(ErrorKind::kProtocol, "TLS: the other end did not use the key");
