@@ -204,6 +204,7 @@ class Scheduler:
             if join["enters"]:
                 if not self._started.is_set():
                     raise RendezvousError("%s wants to join a job that does not run yet" % entry)
+                self._depart_former(join)
                 await self._entrances.let_in(entry, self._nodes, self._journal is not None)
                 await self._follow(entry)
                 return
@@ -508,10 +509,22 @@ class Scheduler:
         entry.come_back(stream, join["back"]["heard"])
         entry.ready = True
         asyncio.get_running_loop().call_later(self._settings.timeout_s, self._give_up_unwatched, entry)
+        self._say_if_all_are_back()
+        return entry
+
+    def _say_if_all_are_back(self) -> None:
         if not self._absent():
             log.warning("%s: all nodes have come back", self._label)
             self._report({"state": "resumed"})
-        return entry
+
+    def _depart_former(self, join: dict) -> None:
+        """Of a process that had entered when the scheduler before this one died, and had not heard of that: it comes
+        anew, and not back."""
+        for entry in [one for one in self._absent() if one.join == join]:
+            entry.gone = True
+            self._depart(entry, "%s: %s had not heard yet that it had joined the job, and comes anew."
+                                % (self._label, entry))  # fmt: skip
+            self._say_if_all_are_back()
 
     def _give_up_unwatched(self, entry: Entry) -> None:
         """Of whom nothing would be heard if it froze."""
