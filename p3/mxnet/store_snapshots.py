@@ -164,7 +164,10 @@ def _give_keys(store, trainer, shape_of):
 
 
 def restore_optimizer(store):
-    """When the store has got its updater: the optimizer's numbers, and where it updates here, the states."""
+    """When the store has got its updater: the optimizer's numbers, and where it updates here, the states. One that the
+    script sets behind the first push takes the place of that optimizer, and has its own."""
+    if store.pushed_keys():
+        return
     own, past = _saved(store), store.session.past
     if own is not None:
         _restore_numbers(store.updates.optimizer, own["optimizer"])
