@@ -85,13 +85,15 @@ def _adapt_trainer(trainer, store_type):
         summed = is_p3 and config["update_on_kvstore"] is False
         if not summed or not self._contains_sparse_grad or self._contains_sparse_weight:
             init(self)
-            return
-        self._contains_sparse_grad = False  # for which MXNet would refuse
-        try:
-            init(self)
-        finally:
-            self._contains_sparse_grad = True
-        self._distributed = False  # as which it would not pull row_sparse sums
+        else:
+            self._contains_sparse_grad = False  # for which MXNet would refuse
+            try:
+                init(self)
+            finally:
+                self._contains_sparse_grad = True
+            self._distributed = False  # as which it would not pull row_sparse sums
+        if is_p3:
+            self._kvstore.store.priorities.know_parameters(dict(enumerate(self._params)))
 
     @functools.wraps(reduce)
     def _allreduce_grads(self):

@@ -62,6 +62,8 @@ def join(store, updates):
     for one in updates:
         for entry in list(one.keys.values()):  # this worker may have no step of its own before it joins
             store_snapshots.restore(one, entry)
+            if one.updates.here or (one.updates.hands_out_sums and entry.in_steps):
+                entry.begin_sums()
     stores = {one.number: _Held(one, update) for one, update in updates.items()}
     for number, keys in enumerate(session.stores.keys_by_name):
         if number not in stores:

@@ -58,3 +58,46 @@ def test_a_resume_is_of_the_first_optimizer_alone(new_job, make):
         kv.set_optimizer(make(0.125))
         assert kv._updater.optimizer.learning_rate == 0.125
         assert kv._updater.optimizer.num_update == 0
+
+
+# Of two workers, of which one joins right behind the resume
+
+JOINS = """
+    import sys
+    import p3, mxnet as mx
+    from mxnet import gluon
+
+    kind, last = sys.argv[1], int(sys.argv[2])
+    mx.random.seed(1)
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Embedding(6, 3, sparse_grad=kind == "rows"), gluon.nn.Dense(2, in_units=3, flatten=False))
+    net.initialize(mx.init.Normal(1))
+    kv = mx.kv.create("p3_sync")
+    settings = {"learning_rate": 0.1}
+    if kind == "lamb":
+        settings["lr_scheduler"] = mx.lr_scheduler.FactorScheduler(1, 0.7, base_lr=0.1)
+    own = {} if kind == "lamb" else {"update_on_kvstore": False}
+    trainer = gluon.Trainer(net.collect_params(), "lamb" if kind == "lamb" else "sgd", settings, kvstore=kv, **own)
+    first, _ = kv.resume(trainer=trainer)
+    for step in range(first, last if kv.rank == 0 or not first else first):
+        x = mx.nd.array([kv.rank, 2 + kv.rank + step % 2])
+        with mx.autograd.record():
+            loss = (net(x) ** 2).sum()
+        loss.backward()
+        trainer.step(1)
+        kv.snapshot(step + 1, trainer=trainer)
+    kv.join(update=lambda store: trainer.update(1))
+    weights = mx.nd.concat(*[p.data().reshape((-1,)) for p in net.collect_params().values()], dim=0)
+    print("ends", first, weights.asnumpy().tolist(), trainer.optimizer.num_update)
+"""
+
+
+@pytest.mark.parametrize("kind", ["rows", "dense", "lamb"])
+def test_a_worker_that_joins_right_behind_a_resume_follows_the_others(run_job, tmp_path, kind):
+    snapshots = ["--snapshot-dir", str(tmp_path / "snapshots"), "--snapshot-every", "1"]
+    for steps in ("2", "6"):
+        finished = run_job(JOINS, workers=2, options=snapshots, arguments=[kind, steps])
+        assert finished.code == 0, finished.err
+        ends = [line.partition("ends")[2] for line in finished.out.splitlines() if "ends" in line]
+        assert len(ends) == 2 and ends[0] == ends[1], ends
+    assert ends[0].startswith(" 2 ")

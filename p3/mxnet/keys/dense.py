@@ -61,6 +61,10 @@ class Key:
         """In join(), as StoreNorm.skip()."""
         self.operations.skip(self.priority, completions, token)
 
+    def begin_sums(self):
+        """Before the next round, which nobody updates by on the servers: its sums take the place of the value, also
+        where it has none."""
+
     def keep_weight(self):
         self.weight = self.landing.copy()
 

@@ -56,12 +56,16 @@ class RowKey(_KeyOfRows):
         self._holds_value = True
 
     def push(self, gradient, scalars, priority):
-        if self._holds_value and scalars is NO_SCALARS:
-            # Without an optimizer sums take the place of the value, also where this round has none.
+        if scalars is NO_SCALARS:
+            self.begin_sums()
+        self._holds_value = False
+        super().push(gradient, scalars, priority)
+
+    def begin_sums(self):
+        if self._holds_value:
             self.landing[:] = 0
             self._copies = []
         self._holds_value = False
-        super().push(gradient, scalars, priority)
 
     def keep_weight(self):
         super().keep_weight()
