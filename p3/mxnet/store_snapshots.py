@@ -89,6 +89,7 @@ def _own_of_store(store):
     own = {"residuals": {}, "weights": {}, "states": None, "optimizer": _numbers(store.updates.optimizer)}
     if store.updates.here:
         own["states"] = _states(store.updates.updater)
+        own["in_steps"] = [entry.id for entry in store.keys.values() if entry.in_steps]
         if store.session.is_first:  # whose init tells the others
             own["weights"] = {entry.id: entry.weight.copy() for entry in store.keys.values()}
     return own
@@ -206,8 +207,11 @@ def restore(store, entry):
     left out here."""
     session, is_due = store.session, entry.id in store.resuming
     store.resuming.discard(entry.id)
-    if not is_due or _saved(store) is None:
+    own = _saved(store)
+    if not is_due or own is None:
         return
+    if store.updates.here and entry.id in own.get("in_steps", ()):
+        entry.in_steps = True  # as of a push, for a worker that calls join() before its first one
     states = session.saved.states(entry.declared, entry.id, session.option(store.number, "optimizer"))
     if states:
         entry.wait()

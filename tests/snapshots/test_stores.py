@@ -101,3 +101,37 @@ def test_a_worker_that_joins_right_behind_a_resume_follows_the_others(run_job, t
         ends = [line.partition("ends")[2] for line in finished.out.splitlines() if "ends" in line]
         assert len(ends) == 2 and ends[0] == ends[1], ends
     assert ends[0].startswith(" 2 ")
+
+
+ORDERED = """
+    import sys
+    import p3, mxnet as mx
+    shapes = {"large": (1 << 20,), "small": (2,)}
+    kv = mx.kv.create("p3_sync")
+    first, _ = kv.resume()
+    kv.set_optimizer(mx.optimizer.LAMB(lr_scheduler=mx.lr_scheduler.FactorScheduler(1, 0.5, base_lr=1)))
+    for key, shape in shapes.items():
+        kv.init(key, mx.nd.ones(shape))
+    for step in range(first, 4 if kv.rank == 0 or not first else first):
+        for key, shape in shapes.items():
+            kv.push(key, mx.nd.ones(shape), priority=-step if key == "large" else step)
+        if not first:
+            for _ in range(3):
+                kv.push("large", mx.nd.ones(shapes["large"]))
+            kv.snapshot(1)
+            break
+    kv.join()
+    for key, shape in shapes.items():
+        out = mx.nd.zeros(shape)
+        kv.pull(key, out)
+        print("ends with", key, out[0].asscalar(), first)
+"""
+
+
+def test_behind_a_resume_a_worker_that_joins_updates_keys_in_the_order_of_the_others(run_job, tmp_path):
+    snapshots = ["--snapshot-dir", str(tmp_path / "snapshots"), "--snapshot-every", "1"]
+    for _ in range(2):
+        finished = run_job(ORDERED, workers=2, options=snapshots)
+        assert finished.code == 0, finished.err
+        ends = sorted(line.partition("ends with")[2] for line in finished.out.splitlines() if "ends with" in line)
+        assert len(ends) == 4 and ends[::2] == ends[1::2], finished.out
