@@ -138,8 +138,11 @@ def _adapt_trainer(trainer, store_type):
 def _giving_first_weights(initialize, store_type):
     @functools.wraps(initialize)
     def _initialize_kvstore(kvstore, param_arrays, arg_params, param_names, update_on_kvstore):
+        updates_here = isinstance(kvstore, store_type) and not update_on_kvstore
+        if updates_here and kvstore.store.session.snapshots.directory is not None:
+            combinations.require("Module", choices.BY_MODULE, choices.SNAPSHOTS)
         initialize(kvstore, param_arrays, arg_params, param_names, update_on_kvstore)
-        if isinstance(kvstore, store_type) and not update_on_kvstore:
+        if updates_here:
             for name, arrays in zip(param_names, param_arrays):
                 kvstore.pull(name, out=arrays)
 

@@ -97,6 +97,7 @@ CHECK = Choice("P3_CHECK", "in PyTorch")
 
 TORCH = Choice("training with p3.torch")
 MXNET = Choice("a store of MXNet")
+BY_MODULE = Choice("updates by Module itself", "`MXNET_UPDATE_ON_KVSTORE=0`", "MXNET_UPDATE_ON_KVSTORE=0 is set")
 GPU = Choice("parameters on a GPU", "in PyTorch")
 SCALER = Choice("a loss scaler", "AMP in MXNet")
 CLIPPING = Choice("clipping by the norm that the servers tell", "`store.set_clipping()` in MXNet")

@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import Iterator, NamedTuple, Optional, Tuple
 
 from p3.plan.choices import (
-    ADDED_UP, AGGREGATION, AVERAGE, AWAITED, BY_SERVERS, BY_STEPS, BY_WORKERS, CHECK, CLIPPED, CLIPPING, CLOSURE,
-    Choice, DENSE, DGC, ENCODED, ENCODED_BACK, FACTORS, GPU, GRADIENTS, GROWING, HEIRS, INDEPENDENT, JOIN, JOINT,
-    LATE_SCALER, LEAVING, LEFT_OUT, LOCAL_STEPS, LOW_RANK, MEAN, MOVING, MXNET, NAMED_SCALER, NORM, NOT_FLOAT32,
+    ADDED_UP, AGGREGATION, AVERAGE, AWAITED, BY_MODULE, BY_SERVERS, BY_STEPS, BY_WORKERS, CHECK, CLIPPED, CLIPPING,
+    CLOSURE, Choice, DENSE, DGC, ENCODED, ENCODED_BACK, FACTORS, GPU, GRADIENTS, GROWING, HEIRS, INDEPENDENT, JOIN,
+    JOINT, LATE_SCALER, LEAVING, LEFT_OUT, LOCAL_STEPS, LOW_RANK, MEAN, MOVING, MXNET, NAMED_SCALER, NORM, NOT_FLOAT32,
     NO_RULE, OTHER_RULE, PLAIN, PLANNED, QUORUM, RECUT, RELEASE, REPLACED, REPLICAS, RESIDUAL, RESIDUAL_BACK, ROWS,
     SCALER, SGD, SHOWN_MEANS, SITES, SNAPSHOTS, STALE, STATE_FILES, STEPS_TAKEN, TORCH, TRAINERS, UNAWAITED,
     UNNAMED_SCALER, VECTOR, WEIGHTS, WEIGHTS_OF_ENDED, WHOLE_NUMBERS, of_plan,
@@ -249,6 +249,8 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
               "Train without a loss scaler"),
     Exclusion(LOCAL_STEPS, (AWAITED, INDEPENDENT), "no step waits for the other workers",
               "Leave it out"),
+    Exclusion(BY_MODULE, (SNAPSHOTS,), "a snapshot knows nothing of Module, which has the weights",
+              "Unset MXNET_UPDATE_ON_KVSTORE; or unset P3_SNAPSHOT_DIR, and use Module's own checkpoints"),
     Exclusion(QUORUM, (ENCODED_BACK,), "who is late has no value in common with the others that could change",
               'Compress one way alone, as codec={"up": "int4"}'),
     Exclusion(QUORUM, (SNAPSHOTS,), "exchanges that are under way have no common round that a snapshot could be of",

@@ -1,11 +1,8 @@
 """Snapshots of MXNet's stores: what scripts do around a resume, each in a job of one worker inside this process."""
 
-import numpy as np
 import pytest
 
 mx = pytest.importorskip("mxnet")
-from mxnet import gluon  # noqa: E402
-from mxnet.base import MXNetError  # noqa: E402
 
 import p3  # noqa: E402, F401
 
@@ -58,6 +55,24 @@ def test_a_resume_is_of_the_first_optimizer_alone(new_job, make):
         kv.set_optimizer(make(0.125))
         assert kv._updater.optimizer.learning_rate == 0.125
         assert kv._updater.optimizer.num_update == 0
+
+
+def module_of(kv):
+    out = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=1, name="out")
+    module = mx.mod.Module(mx.sym.LinearRegressionOutput(out, mx.sym.var("label"), name="loss"), label_names=["label"])
+    module.bind(data_shapes=[("data", (4, 2))], label_shapes=[("label", (4, 1))])
+    module.init_params(mx.init.One())
+    module.init_optimizer(kvstore=kv, optimizer_params={"learning_rate": 0.5})
+    return module
+
+
+def test_module_that_updates_by_itself_takes_no_snapshots_and_says_so_before_it_trains(new_job, monkeypatch):
+    module_of(new_job())
+    monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0")
+    with pytest.raises(ValueError, match="updates by Module itself .* snapshots.* Unset MXNET_UPDATE_ON_KVSTORE"):
+        module_of(new_job())
+    monkeypatch.delenv("P3_SNAPSHOT_DIR")
+    module_of(new_job())
 
 
 # Of two workers, of which one joins right behind the resume
