@@ -9,6 +9,7 @@ A key takes its value back at its first init (first_value), and the rest before 
 when the store gets it (restore_optimizer).
 """
 
+import copy
 import math
 
 import mxnet as mx
@@ -132,13 +133,18 @@ def restore_trainers(session, trainers):
 
 
 def restore_trainer(trainer, own):
-    """What own_of_trainer() gave."""
+    """What own_of_trainer() gave. Devices that there were none of then get what the first one had."""
+    devices = trainer._contexts
+
+    def of_each(saved):
+        return zip(devices, saved + [copy.deepcopy(one) for one in saved[:1] for _ in devices[len(saved) :]])
+
     for number, arrays in own["arrays"].items():
-        for array, value in zip(trainer._params[number].list_data(), arrays):
-            value.copyto(array)
-    for updater, states in zip(trainer._updaters, own["states"]):
+        for device, value in of_each(arrays):
+            value.copyto(trainer._params[number].data(device))
+    for updater, (_, states) in zip(trainer._updaters, of_each(own["states"])):
         _restore_states(updater, states)
-    _restore_numbers(trainer._optimizer, own["optimizer"])
+    _restore_numbers(trainer._optimizer, own["optimizer"], [device.device_id for device in devices])
     trainer._scale = own["scale"]
     _restore_plain(getattr(trainer, "_amp_loss_scaler", None), own["loss_scaler"])
 
@@ -280,13 +286,16 @@ def _numbers(optimizer):
     }
 
 
-def _restore_numbers(optimizer, numbers):
+def _restore_numbers(optimizer, numbers, devices=()):
+    """`devices`: numbers of those that update."""
     if optimizer is None or numbers is None:
         return
     _restore_plain(optimizer, numbers["plain"])
     _restore_plain(optimizer.lr_scheduler, numbers["scheduler"])
-    optimizer._all_index_update_counts = {device: dict(updates) for device, updates in numbers["counts"].items()}
-    optimizer._index_update_count = optimizer._all_index_update_counts[numbers["device"]]
+    counts = {device: dict(updates) for device, updates in numbers["counts"].items()}
+    for device in devices:
+        counts.setdefault(device, dict(counts[numbers["device"]]))
+    optimizer._all_index_update_counts, optimizer._index_update_count = counts, counts[numbers["device"]]
 
 
 def _plain(thing):

@@ -1,8 +1,10 @@
 """Snapshots of MXNet's stores: what scripts do around a resume, each in a job of one worker inside this process."""
 
+import numpy as np
 import pytest
 
 mx = pytest.importorskip("mxnet")
+from mxnet import gluon  # noqa: E402
 
 import p3  # noqa: E402, F401
 
@@ -55,6 +57,39 @@ def test_a_resume_is_of_the_first_optimizer_alone(new_job, make):
         kv.set_optimizer(make(0.125))
         assert kv._updater.optimizer.learning_rate == 0.125
         assert kv._updater.optimizer.num_update == 0
+
+
+@pytest.mark.parametrize("settings", [{"update_on_kvstore": False}, {}], ids=["trainer", "servers"])
+@pytest.mark.parametrize("devices", [(1, 2), (2, 1), (2, 3)])
+def test_a_trainer_comes_back_with_other_devices(new_job, monkeypatch, devices, settings):
+    def train(count, first, steps):
+        mx.random.seed(1 + first)
+        contexts = [mx.cpu(number) for number in range(count)]
+        net = gluon.nn.HybridSequential()
+        net.add(gluon.nn.Dense(3, in_units=6), gluon.nn.BatchNorm(in_channels=3, use_global_stats=True))
+        net.initialize(mx.init.Normal(1), ctx=contexts)
+        kv = new_job()
+        trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.1}, kvstore=kv, **settings)
+        assert kv.resume(trainer=trainer)[0] == first
+        for step in range(first, steps):
+            batch = mx.nd.array(np.random.RandomState(step).uniform(-1, 1, (6, 6)))
+            with mx.autograd.record():
+                losses = [(net(part) ** 2).sum() for part in gluon.utils.split_and_load(batch, contexts)]
+            mx.autograd.backward(losses)
+            trainer.step(6)
+            if step == 1:
+                for statistic in net[1].running_mean.list_data():
+                    statistic[:] = mx.nd.array([0.5, -0.5, 0.25])
+            kv.snapshot(step + 1, trainer=trainer)
+        values = [[one.asnumpy() for one in parameter.list_data()] for parameter in net.collect_params().values()]
+        assert all(len(each) == count and np.array_equal(each[0], one) for each in values for one in each)
+        return [each[0] for each in values]
+
+    train(devices[0], 0, 3)
+    resumed = train(devices[1], 3, 6)
+    monkeypatch.delenv("P3_SNAPSHOT_DIR")
+    for one, expected in zip(resumed, train(devices[0], 0, 6)):
+        np.testing.assert_allclose(one, expected, rtol=1e-4, atol=1e-5)
 
 
 def module_of(kv):
