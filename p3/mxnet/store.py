@@ -272,7 +272,11 @@ class Store:
         return norm
 
     def follow_loss_scale(self, scale):
-        """The gradients that are pushed next have this scale. Nothing may be under way where it has changed."""
+        """The gradients that are pushed next have this scale. Where it has changed, waits for those that are under way;
+        without updates on the servers they are not, as MXNet has looked at their sums."""
+        if scale != self.loss_scale.scale:
+            for entry in self.pushed_keys():
+                entry.wait()
         self.loss_scale.follow(scale, [entry.declared for entry in self.keys.values()])
 
     def leave_out(self, keys):

@@ -42,6 +42,39 @@ def test_a_step_that_overflows_leaves_nothing_behind_with_amp(workers):
     assert output.count(": as if there had been no overflow") == 6 * workers
 
 
+def test_what_is_left_out_follows_the_scale_where_the_servers_update(run_job):
+    """A step ends while its rounds are under way, and the next one may have another scale; of powers of two alike."""
+    script = """
+        import p3, mxnet as mx
+        from mxnet import gluon
+        from mxnet.contrib import amp
+
+        amp.init("float16", target_precision_ops=[])
+        for scales in ([256.0] * 8, [256.0, 256.0, 512.0, 1024.0, 1024.0, 64.0, 64.0, 2048.0]):
+            kv = mx.kv.create("p3_sync")
+            weight = gluon.Parameter("weight", shape=(600, 500), init=mx.init.One())
+            weight.initialize()
+            trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 0.01, "momentum": 0.9}, kvstore=kv,
+                                    compression_params={"type": "int8"}, update_on_kvstore=True)
+            amp.init_trainer(trainer)
+            scaler = trainer._amp_loss_scaler = amp.loss_scaler.LossScaler()
+            mx.random.seed(5 + kv.rank)
+            for scale in scales:
+                scaler._loss_scale = scaler._next_loss_scale = scale
+                factor = mx.nd.random.uniform(-1, 1, weight.shape)
+                with mx.autograd.record():
+                    loss = (weight.data() * factor).sum()
+                    with amp.scale_loss(loss, trainer) as scaled:
+                        mx.autograd.backward(scaled)
+                trainer.step(kv.num_workers)
+            print("ends with", hash(weight.data().asnumpy().tobytes()))
+    """
+    finished = run_job(script, workers=2, env={"PYTHONHASHSEED": "0"})
+    assert finished.code == 0, finished.err
+    ends = [line.partition("ends with")[2] for line in finished.out.splitlines() if "ends with" in line]
+    assert len(ends) == 4 and len(set(ends)) == 1, ends
+
+
 def test_a_loss_scaler_and_deep_gradient_compression_are_refused():
     script = (
         "import p3, mxnet as mx; from mxnet.contrib import amp; amp.init('float16', target_precision_ops=[]); "
