@@ -17,6 +17,7 @@
 
 import functools
 import logging
+import weakref
 
 from p3 import codecs
 from p3.mxnet import forward_order
@@ -55,7 +56,9 @@ def _adapt_trainer(trainer, store_type):
     @functools.wraps(reset)
     def _reset_kvstore(self):
         if isinstance(self._kvstore, store_type):
-            self._kvstore.store.expect_new_values()
+            store = self._kvstore.store
+            store.expect_new_values()
+            store.reset_trainer = weakref.ref(self)
             self._kvstore_params["kvstore"] = self._kvstore  # also for who gave a name, which would make another store
             self._kvstore = None  # what MXNet refuses to reset; the next step sets it up again
         reset(self)

@@ -60,6 +60,7 @@ def join(store, updates):
     if updates[store] is None and store.updates.hands_out_sums and store.pushed_keys():
         raise MXNetError(_NEEDS_UPDATE)
     for one in updates:
+        one.take_new_values()
         for entry in list(one.keys.values()):  # this worker may have no step of its own before it joins
             store_snapshots.restore(one, entry)
             if one.updates.here or (one.updates.hands_out_sums and entry.in_steps):

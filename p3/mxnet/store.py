@@ -81,6 +81,7 @@ class Store:
         self.staleness = Staleness(kind, settings.staleness, lambda: session.strategy(self.number))
         self.keys = {}
         self.outdated = set()  # keys that take a new value at their next init
+        self.reset_trainer = lambda: None  # the Trainer whose parameters those are, if any
         self.updates = Updates()
         self.priorities = Priorities(session, self.number, settings.priority)
         self.loss_scale = LossScale(session)
@@ -237,6 +238,13 @@ class Store:
         mx.nd.waitall()
         self.session.barrier("set_data() or load_parameters()")
         self.outdated = set(self.keys)
+
+    def take_new_values(self):
+        """Now, if the Trainer that has been reset has not taken a step since, which would bring them."""
+        trainer = self.reset_trainer()
+        if trainer is not None and not trainer._kv_initialized:
+            trainer._init_kvstore()
+            trainer._init_params()
 
     def begin_pushes(self, optimizer):
         """Of a step. Where workers update, the servers see to it that all do so at the same rate."""

@@ -49,6 +49,8 @@ def take(stores, round, state, trainers):
         return
     state = tree.checked({} if state is None else state, "state")
     session.snapshots.wait_for_last(round)
+    for store in stores:
+        store.take_new_values()
     entries = [(store, entry) for store in stores for entry in store.keys.values()]
     completions = Completions()
     residuals = [

@@ -197,3 +197,32 @@ def test_sums_need_to_be_told_how_to_be_applied(run_job):
     """
     finished = run_job(script, workers=2)
     assert finished.code == 0 and finished.out.count("call join(update=lambda store: trainer.update(batch_size))") == 2
+
+
+@pytest.mark.parametrize("joins", [0, 1])
+def test_a_worker_that_joins_right_behind_loaded_weights_begins_with_them(run_job, joins):
+    script = """
+        import sys, p3, mxnet as mx
+        from mxnet import gluon
+
+        kv = mx.kv.create("p3_sync")
+        weight = gluon.Parameter("weight", shape=(2,), init=mx.init.One())
+        weight.initialize()
+        trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 1.0}, kvstore=kv)
+
+        def step():
+            with mx.autograd.record():
+                loss = weight.data().sum()
+            loss.backward()
+            trainer.step(1)
+
+        step()
+        weight.set_data(mx.nd.array([7 + kv.rank, 7]))
+        if kv.rank != int(sys.argv[1]):
+            step()
+        kv.join()
+        print("ends with", weight.data().asnumpy().tolist())
+    """
+    finished = run_job(script, workers=2, arguments=[str(joins)], env={"P3_STRAGGLER_S": "5", "P3_STUCK_S": "10"})
+    assert finished.code == 0, finished.err
+    assert finished.out.count("ends with [6.0, 6.0]") == 2, finished.out

@@ -92,6 +92,38 @@ def test_a_trainer_comes_back_with_other_devices(new_job, monkeypatch, devices, 
         np.testing.assert_allclose(one, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("load", [False, True])
+def test_a_snapshot_has_the_weights_that_were_loaded_before_it(new_job, tmp_path, load):
+    def begin():
+        net = gluon.nn.Dense(2, in_units=3)
+        net.initialize(mx.init.One())
+        kv = new_job()
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, kvstore=kv)
+        kv.resume(trainer=trainer)
+        return net, kv, trainer
+
+    def step():
+        with mx.autograd.record():
+            loss = net(mx.nd.ones((4, 3))).sum()
+        loss.backward()
+        trainer.step(4)
+
+    net, kv, trainer = begin()
+    step()
+    if load:
+        path = str(tmp_path / "parameters")
+        net.save_parameters(path)
+        net.load_parameters(path)
+    net.weight.set_data(mx.nd.full((2, 3), 7))
+    kv.snapshot(1, trainer=trainer)
+    step()
+    weights = [parameter.data().asnumpy().tolist() for parameter in net.collect_params().values()]
+    net, kv, trainer = begin()
+    assert net.weight.data().asnumpy().tolist() == [[7, 7, 7]] * 2
+    step()
+    assert weights == [parameter.data().asnumpy().tolist() for parameter in net.collect_params().values()]
+
+
 def module_of(kv):
     out = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=1, name="out")
     module = mx.mod.Module(mx.sym.LinearRegressionOutput(out, mx.sym.var("label"), name="loss"), label_names=["label"])
