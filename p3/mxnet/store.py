@@ -90,7 +90,8 @@ class Store:
         self.norm = None  # then, of its sums, as soon as it has a key
         self.rates = None  # learning rate and weight decay of a Trainer that pushes just now
         self.saved_states = SavedStates(self)
-        self.resuming = set()  # ids of keys that have begun, and not taken all that a snapshot has of them
+        # Of keys that have begun, and not taken all that a snapshot has of them: whether the optimizer's states, too.
+        self.resuming = {}
 
     def check(self):
         """The job's failure, if it has failed."""

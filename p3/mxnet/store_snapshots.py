@@ -16,7 +16,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import MXNetError
 
-from p3._core import Completions
+from p3._core import LEFT_OUT, MASTER, Completions
 from p3.frontend import waiting
 from p3.mxnet.optimizers.descriptions import begin_behind
 from p3.snapshots import tree
@@ -201,7 +201,7 @@ def first_value(store, entry, arrays):
             f"key {entry.id!r}: its first gradient was computed before the job's weights were there. Give the "
             "Trainer to resume, before the first step: kv.resume(trainer=trainer)"
         )
-    store.resuming.add(entry.id)
+    store.resuming[entry.id] = True
     if not is_known:
         return None
     if entry.id in own["weights"]:
@@ -213,18 +213,24 @@ def first_value(store, entry, arrays):
 def restore(store, entry):
     """Before this worker's first round of a key, once: the optimizer's state on the servers, and what compression has
     left out here."""
-    session, is_due = store.session, entry.id in store.resuming
-    store.resuming.discard(entry.id)
-    own = _saved(store)
-    if not is_due or own is None:
+    session, own = store.session, _saved(store)
+    takes_states = store.resuming.pop(entry.id, None)
+    if takes_states is None or own is None:
         return
     if store.updates.here and entry.id in own.get("in_steps", ()):
         entry.in_steps = True  # as of a push, for a worker that calls join() before its first one
     states = session.saved.states(entry.declared, entry.id, session.option(store.number, "optimizer"))
+    if not takes_states:
+        states = {part: content for part, content in states.items() if _is_of_compression(entry, part)}
     if states:
         entry.wait()
         session.wait([session.store(entry.declared, content, part) for part, content in states.items()])
     session.saved.restore_residual(entry.declared, lambda part: part["stores"][store.number]["residuals"].get(entry.id))
+
+
+def _is_of_compression(entry, part):
+    """Of what the servers keep beside a value: not the optimizer's."""
+    return part == LEFT_OUT or (part == MASTER and entry.declared.dtype == "float32")
 
 
 def numbers_of(session, stores):

@@ -124,6 +124,38 @@ def test_a_snapshot_has_the_weights_that_were_loaded_before_it(new_job, tmp_path
     assert weights == [parameter.data().asnumpy().tolist() for parameter in net.collect_params().values()]
 
 
+@pytest.mark.parametrize("compression", [{"type": "1bit"}, {"down": "int8"}, {"type": "int8", "down": "1bit"}], ids=str)
+def test_states_that_are_loaded_behind_a_resume_leave_what_compression_has_left_out(new_job, tmp_path, compression):
+    def begin():
+        net = gluon.nn.Dense(30, in_units=40)
+        mx.random.seed(3)
+        net.initialize(mx.init.Normal(1))
+        kv = new_job()
+        settings = {"learning_rate": 0.1, "momentum": 0.9}
+        trainer = gluon.Trainer(net.collect_params(), "sgd", settings, kvstore=kv, compression_params=compression)
+        return net, kv, trainer
+
+    def step(number):
+        with mx.autograd.record():
+            loss = net(mx.nd.array(np.random.RandomState(number).uniform(-1, 1, (4, 40)))).square().sum()
+        loss.backward()
+        trainer.step(4)
+
+    path = str(tmp_path / "states")
+    net, kv, trainer = begin()
+    for number in range(3):
+        step(number)
+    kv.snapshot(3, trainer=trainer)
+    trainer.save_states(path)
+    step(3)
+    whole = net.weight.data().asnumpy()
+    net, kv, trainer = begin()
+    assert kv.resume(trainer=trainer)[0] == 3
+    trainer.load_states(path)
+    step(3)
+    np.testing.assert_array_equal(net.weight.data().asnumpy(), whole)
+
+
 def module_of(kv):
     out = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=1, name="out")
     module = mx.mod.Module(mx.sym.LinearRegressionOutput(out, mx.sym.var("label"), name="loss"), label_names=["label"])

@@ -43,7 +43,7 @@ class SavedStates:
         if unknown:
             raise MXNetError(f"{path} holds the state of another model: this store has no key {', '.join(unknown)}")
         arrays = {key: optimizer_states.from_mxnet(optimizer, key, keys[key].template, states[key]) for key in states}
-        store.resuming.clear()  # the file's word comes later than the snapshot's
+        store.resuming = dict.fromkeys(store.resuming, False)  # the file's word comes later than the snapshot's
         if not updates.on_servers:
             updates.updater.states, updates.updater.states_synced = states, dict.fromkeys(states, False)
         else:
