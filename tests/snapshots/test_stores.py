@@ -156,6 +156,33 @@ def test_states_that_are_loaded_behind_a_resume_leave_what_compression_has_left_
     np.testing.assert_array_equal(net.weight.data().asnumpy(), whole)
 
 
+def test_states_of_a_store_with_staleness_go_on_in_one_that_takes_snapshots(new_job, tmp_path, monkeypatch):
+    def pushed(kind, count):
+        kv = mx.kv.create(kind)
+        kv.set_optimizer(mx.optimizer.Adam())
+        kv.init("w", mx.nd.ones(3))
+        for _ in range(count):
+            kv.push("w", mx.nd.ones(3))
+        return kv
+
+    path = str(tmp_path / "states")
+    with monkeypatch.context() as without:
+        without.delenv("P3_SNAPSHOT_DIR")
+        new_job()
+        pushed("p3_ssp", 3).save_optimizer_states(path, dump_optimizer=True)
+    new_job()
+    kv = pushed("p3_sync", 0)
+    kv.load_optimizer_states(path)
+    kv.push("w", mx.nd.ones(3))
+    kv.snapshot(1)
+    assert kv._updater.optimizer._index_update_count == {"w": 4}
+    updater = mx.optimizer.get_updater(mx.optimizer.Adam())
+    with open(path, "rb") as file:
+        updater.set_states(file.read())
+    updater("w", mx.nd.ones(3), mx.nd.ones(3))
+    assert updater.optimizer._index_update_count == {"w": 4}
+
+
 def module_of(kv):
     out = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=1, name="out")
     module = mx.mod.Module(mx.sym.LinearRegressionOutput(out, mx.sym.var("label"), name="loss"), label_names=["label"])

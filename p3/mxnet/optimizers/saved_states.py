@@ -153,8 +153,12 @@ def _with_servers_counts(store, optimizer):
         for entry in store.pushed_keys() if entry.declared.staleness > 0
     }  # fmt: skip
     if counts:
-        optimizer = copy.copy(optimizer)
-        optimizer._index_update_count = {**optimizer._index_update_count, **counts}
+        current, optimizer = optimizer._index_update_count, copy.copy(optimizer)
+        optimizer._index_update_count = {**current, **counts}
+        optimizer._all_index_update_counts = {  # MXNet goes by these, and the other is one of them
+            device: optimizer._index_update_count if updates is current else updates
+            for device, updates in optimizer._all_index_update_counts.items()
+        }
     return optimizer
 
 
