@@ -146,7 +146,7 @@ def restore_trainer(trainer, own):
             value.copyto(trainer._params[number].data(device))
     for updater, (_, states) in zip(trainer._updaters, of_each(own["states"])):
         _restore_states(updater, states)
-    _restore_numbers(trainer._optimizer, own["optimizer"], [device.device_id for device in devices])
+    _restore_numbers(trainer._optimizer, own["optimizer"], devices)
     trainer._scale = own["scale"]
     _restore_plain(getattr(trainer, "_amp_loss_scaler", None), own["loss_scaler"])
 
@@ -272,7 +272,11 @@ def _saved(store):
 
 
 def _states(updater):
-    return tree.checked(getattr(updater, "states", None), "the optimizer's state")
+    return _checked(getattr(updater, "states", None))
+
+
+def _checked(state):
+    return tree.checked(state, "the optimizer's state")
 
 
 def _restore_states(updater, states):
@@ -282,11 +286,14 @@ def _restore_states(updater, states):
 
 
 def _numbers(optimizer):
-    """Every plain number of the optimizer and its scheduler, and how often each device has updated each key."""
+    """Every plain number of the optimizer and its scheduler, how often each device has updated each key, and what LBSGD
+    has added up for its next update."""
     if optimizer is None:
         return None
     counts = optimizer._all_index_update_counts
+    cumulated = {"cumulated": _checked(optimizer.cumgrads)} if hasattr(optimizer, "cumgrads") else {}
     return {
+        **cumulated,
         "plain": _plain(optimizer),
         "scheduler": _plain(optimizer.lr_scheduler),
         "counts": {device: dict(updates) for device, updates in counts.items()},
@@ -295,15 +302,20 @@ def _numbers(optimizer):
 
 
 def _restore_numbers(optimizer, numbers, devices=()):
-    """`devices`: numbers of those that update."""
+    """`devices`: those that update, if it is not the CPU alone."""
     if optimizer is None or numbers is None:
         return
     _restore_plain(optimizer, numbers["plain"])
     _restore_plain(optimizer.lr_scheduler, numbers["scheduler"])
     counts = {device: dict(updates) for device, updates in numbers["counts"].items()}
     for device in devices:
-        counts.setdefault(device, dict(counts[numbers["device"]]))
+        counts.setdefault(device.device_id, dict(counts[numbers["device"]]))
     optimizer._all_index_update_counts, optimizer._index_update_count = counts, counts[numbers["device"]]
+    if "cumulated" in numbers:
+        optimizer.cumgrads = numbers["cumulated"]
+        for one in optimizer.cumgrads.values():
+            if devices and isinstance(one["cum_grad"], mx.nd.NDArray):
+                one["cum_grad"] = one["cum_grad"].as_in_context(devices[0])
 
 
 def _plain(thing):

@@ -14,6 +14,7 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 STEPS, EVERY, STOP = 7, 3, 5
+LARGE_BATCHES = {"momentum": 0.9, "batch_scale": 2, "warmup_epochs": 2, "updates_per_epoch": 4}
 
 
 class Kind:
@@ -39,6 +40,8 @@ KINDS = {
     "dgc": Kind(trainer={"compression_params": {"type": "dgc", "ratio": 0.1, "warmup_steps": 6}}),
     "updates_on_trainer": Kind(optimizer="adam", arguments={}, trainer={"update_on_kvstore": False}),
     "updates_on_store": Kind(optimizer="lamb", arguments={}),
+    "lbsgd": Kind(optimizer="lbsgd", arguments=LARGE_BATCHES),
+    "lbsgd_on_trainer": Kind(optimizer="lbsgd", arguments=LARGE_BATCHES, trainer={"update_on_kvstore": False}),
     "float16": Kind(arguments={"momentum": 0.9, "multi_precision": True}, dtype="float16"),
     "sparse": Kind(optimizer="adam", arguments={}),
     "two_stores": Kind(stores=2),
@@ -57,13 +60,14 @@ class Scale(gluon.nn.HybridBlock):
 
 
 def net_of(name):
-    net = gluon.nn.HybridSequential()
-    if name == "float16":
-        net.add(Scale(), Scale())
-    elif name == "sparse":
-        net.add(gluon.nn.Embedding(40, 6, sparse_grad=True), gluon.nn.Dense(3))
-    else:
-        net.add(gluon.nn.Dense(16, activation="relu"), gluon.nn.BatchNorm(), gluon.nn.Dense(3))
+    net = gluon.nn.HybridSequential(prefix="net_")
+    with net.name_scope():  # or names would count on, and after dense9 comes dense10, which Trainer sorts before it
+        if name == "float16":
+            net.add(Scale(), Scale())
+        elif name == "sparse":
+            net.add(gluon.nn.Embedding(40, 6, sparse_grad=True), gluon.nn.Dense(3))
+        else:
+            net.add(gluon.nn.Dense(16, activation="relu"), gluon.nn.BatchNorm(), gluon.nn.Dense(3))
     return net
 
 

@@ -435,7 +435,7 @@ def test_who_joins_early_holds_up_no_snapshots_and_who_joins_behind_a_step_takes
 
 KINDS = (
     "momentum adam nadam scheduler 2bit 1bit int8 down both_ways both_ways_on_trainer dgc updates_on_trainer "
-    "updates_on_store float16 sparse two_stores forgotten"
+    "updates_on_store lbsgd lbsgd_on_trainer float16 sparse two_stores forgotten"
 )
 
 
