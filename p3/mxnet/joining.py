@@ -7,6 +7,7 @@ from p3.frontend.serving import Served, serve_others
 from p3.mxnet import store_snapshots
 from p3.mxnet.keys.dense import DenseKey
 from p3.mxnet.keys.rows import ServerRowKey
+from p3.mxnet.optimizers.descriptions import counted, follow_in_steps
 
 _NEEDS_UPDATE = (
     "join: this store hands its sums to the script, which must apply those of the others' steps as well: call "
@@ -69,4 +70,7 @@ def join(store, updates):
     for number, keys in enumerate(session.stores.keys_by_name):
         if number not in stores:
             stores[number] = _dropped(store.engine, keys, session.stores.norms.get(number))
+    before = {one: counted(one.updates.optimizer) for one in updates if one.updates.on_servers}
     serve_others(session, [stores[number] for number in sorted(stores)], mx.nd.waitall)  # skips go past MXNet's engine
+    for one in before:
+        follow_in_steps(one.updates.optimizer, one.keys, before[one])  # they have landed in any order

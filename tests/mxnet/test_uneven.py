@@ -141,6 +141,30 @@ def test_a_worker_that_has_joined_updates_keys_in_the_order_of_the_others(run_jo
     assert len(ends) == 4 and ends[::2] == ends[1::2], finished.out
 
 
+def test_nadams_schedule_is_the_same_to_the_bit_behind_join(run_job):
+    """Servers refuse another one. It is a product over all updates, and results of small keys come first."""
+    script = """
+        import p3, mxnet as mx
+        shapes = {"large": (1 << 20,), "middle": (1000,), "small": (2,)}
+        kv = mx.kv.create("p3_sync")
+        optimizer = mx.optimizer.Nadam()
+        kv.set_optimizer(optimizer)
+        for key, shape in shapes.items():
+            kv.init(key, mx.nd.ones(shape))
+        kv.push("small", mx.nd.ones(2))
+        for epoch in range(8):
+            for step in range(1 if kv.rank == epoch % 2 else 9):
+                for key, shape in shapes.items():
+                    kv.push(key, mx.nd.ones(shape), priority=-step if key == "large" else step)
+            kv.join()
+            print("epoch", epoch, optimizer.m_schedule.hex())
+    """
+    finished = run_job(script, workers=2)
+    assert finished.code == 0, finished.err
+    schedules = sorted(line.partition("epoch")[2] for line in finished.out.splitlines() if "epoch" in line)
+    assert len(schedules) == 16 and schedules[::2] == schedules[1::2], finished.out
+
+
 def test_a_worker_that_dies_ends_the_wait(run_job):
     script = """
         import os, signal, p3, mxnet as mx

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Iterable, Optional, Tuple
 
 import mxnet as mx
 
@@ -126,6 +126,25 @@ def round_scalars(optimizer: Any, index: Any, servers_count: bool = False) -> Tu
         updates = 0  # all workers must send the same, so nothing is sent that no server reads
     wd, rescale = optimizer._get_wd(index), optimizer.rescale_grad
     return float(lr), float(wd), float(rescale), float(updates), float(schedule)
+
+
+def counted(optimizer: Any) -> Tuple[float, Dict[Any, int]]:
+    """What follow_in_steps() begins with."""
+    return getattr(optimizer, "m_schedule", 1.0), dict(optimizer._index_update_count)
+
+
+def follow_in_steps(optimizer: Any, indices: Iterable[Any], before: Tuple[float, Dict[Any, int]]) -> None:
+    """As if the updates of these keys since `before` had been counted step by step, in this order. Of Nadam's schedule,
+    a product over all of them, the last bits depend on that."""
+    if type(optimizer) is not mx.optimizer.Nadam:
+        return
+    optimizer.m_schedule, had = before
+    now = optimizer._index_update_count
+    rounds = [range(had.get(index, 0) + 1, now.get(index, 0) + 1) for index in indices]
+    for step in range(max(map(len, rounds), default=0)):
+        for updates in rounds:
+            if step < len(updates):
+                optimizer.m_schedule *= _nadam_momentum(optimizer, updates[step])
 
 
 def begin_behind(optimizer: Any, index: Any, updates: int) -> None:
