@@ -228,6 +228,15 @@ def restore(store, entry):
     session.saved.restore_residual(entry.declared, lambda part: part["stores"][store.number]["residuals"].get(entry.id))
 
 
+def states_to_come(store, entry):
+    """The optimizer's that restore() will give the servers, by their part, on any worker."""
+    if not store.resuming.get(entry.id) or _saved(store) is None:
+        return {}
+    optimizer = store.session.option(store.number, "optimizer")
+    states = store.session.saved.states(entry.declared, entry.id, optimizer, anywhere=True)
+    return {part: content for part, content in states.items() if not _is_of_compression(entry, part)}
+
+
 def _is_of_compression(entry, part):
     """Of what the servers keep beside a value: not the optimizer's."""
     return part == LEFT_OUT or (part == MASTER and entry.declared.dtype == "float32")

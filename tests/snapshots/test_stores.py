@@ -7,6 +7,7 @@ mx = pytest.importorskip("mxnet")
 from mxnet import gluon  # noqa: E402
 
 import p3  # noqa: E402, F401
+from p3.mxnet.optimizers.states import read  # noqa: E402
 
 
 @pytest.fixture
@@ -154,6 +155,35 @@ def test_states_that_are_loaded_behind_a_resume_leave_what_compression_has_left_
     trainer.load_states(path)
     step(3)
     np.testing.assert_array_equal(net.weight.data().asnumpy(), whole)
+
+
+@pytest.mark.parametrize("settings", [{}, {"update_on_kvstore": False}], ids=["servers", "trainer"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_states_that_are_saved_right_behind_a_resume_are_the_snapshots(new_job, tmp_path, settings, dtype):
+    def begin():
+        weight = gluon.Parameter("weight", shape=(3, 2), init=mx.init.One(), dtype=dtype)
+        weight.initialize()
+        kv, numbers = new_job(), {"learning_rate": 0.1, "momentum": 0.9, "multi_precision": True}
+        trainer = gluon.Trainer([weight], "sgd", numbers, kvstore=kv, **settings)
+        kv.resume(trainer=trainer)
+        return weight, kv, trainer
+
+    def saved(name):
+        trainer.save_states(str(tmp_path / name))
+        states = read(tmp_path / name)[0]
+        found = states[0] if isinstance(states[0], tuple) else states.values()
+        return [array.asnumpy().tolist() for array in found]
+
+    weight, kv, trainer = begin()
+    for _ in range(3):
+        with mx.autograd.record():
+            loss = (weight.data() * 0.3).sum()
+        loss.backward()
+        trainer.step(1)
+    kv.snapshot(3, trainer=trainer)
+    whole = saved("whole")
+    weight, kv, trainer = begin()
+    assert saved("resumed") == whole
 
 
 def test_states_of_a_store_with_staleness_go_on_in_one_that_takes_snapshots(new_job, tmp_path, monkeypatch):

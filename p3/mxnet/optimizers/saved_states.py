@@ -12,6 +12,7 @@ from mxnet.base import MXNetError
 
 from p3._core import DTYPES, MASTER, state_parts
 from p3.frontend.states import between_barriers, fetch, give, has_a_say
+from p3.mxnet import store_snapshots
 from p3.mxnet.optimizers import states as optimizer_states
 from p3.mxnet.optimizers.descriptions import describe, would_update_all_rows
 from p3.plan import choices, combinations
@@ -28,10 +29,17 @@ class SavedStates:
     def save(self, path, dump_optimizer):
         store, updates = self._store, self._store.updates
         optimizer = _optimizer_of(store, "saved")
-        states = _fetch(store, optimizer, self._with_states()) if updates.on_servers else updates.updater.states
+        states = self._states_on_servers(optimizer) if updates.on_servers else updates.updater.states
         if dump_optimizer:
             optimizer = _with_servers_counts(store, optimizer)
         optimizer_states.write(path, states, optimizer if dump_optimizer else None)
+
+    def _states_on_servers(self, optimizer):
+        """{key: state as MXNet's Updater would hold it}; also of keys whose states a snapshot still has for them."""
+        arrays = _fetch(self._store, optimizer, self._with_states())
+        to_come = {one: store_snapshots.states_to_come(self._store, one) for one in self._store.keys.values()}
+        arrays.update((entry, states) for entry, states in to_come.items() if states)
+        return {entry.id: _made(optimizer, entry, its) for entry, its in arrays.items()}
 
     def load(self, path):
         store, updates, keys = self._store, self._store.updates, self._store.keys
@@ -124,7 +132,7 @@ def _require_same_kind(store, optimizer, saved, path):
 
 
 def _fetch(store, optimizer, entries):
-    """{key: state as MXNet's Updater would hold it}"""
+    """{entry: arrays by their part}"""
     description, fetched = describe(optimizer), {}
 
     def parts():
@@ -139,11 +147,12 @@ def _fetch(store, optimizer, entries):
                     yield key, part, arrays[part]
 
     fetch(store.session, parts())
-    made = {}
-    for entry, arrays in fetched.items():
-        master = arrays.pop(MASTER, None)
-        made[entry.id] = optimizer_states.to_mxnet(optimizer, entry.id, entry.template, list(arrays.values()), master)
-    return made
+    return fetched
+
+
+def _made(optimizer, entry, arrays):
+    states = [arrays[part] for part in sorted(arrays) if part != MASTER]
+    return optimizer_states.to_mxnet(optimizer, entry.id, entry.template, states, arrays.get(MASTER))
 
 
 def _with_servers_counts(store, optimizer):

@@ -217,11 +217,11 @@ class Saved:
         """Its first value is not sent, and so neither are its states."""
         self._left_to_servers.add(key.identity)
 
-    def states(self, key, id, optimizer: Optional[dict]) -> Dict[int, Any]:
-        """The optimizer's arrays of a key by their part, on rank 0, or where this worker updates. ValueError unless the
-        optimizer is the same, but for numbers that may change from step to step."""
+    def states(self, key, id, optimizer: Optional[dict], anywhere: bool = False) -> Dict[int, Any]:
+        """The optimizer's arrays of a key by their part, on rank 0, or where this worker updates, or `anywhere`.
+        ValueError unless the optimizer is the same, but for numbers that may change from step to step."""
         described = self._described(key, id)
-        if described is None or not (self._session.is_first or self._session.updates_here(key)):
+        if described is None or not (anywhere or self._session.is_first or self._session.updates_here(key)):
             return {}
         if not _has_states_of(optimizer, described["optimizer"]) or (
             key.axes.takes_steps and optimizer != described["optimizer"]  # the workers go by its momentum
