@@ -52,6 +52,8 @@ def take(stores, round, state, trainers):
     for store in stores:
         store.take_new_values()
     entries = [(store, entry) for store in stores for entry in store.keys.values()]
+    for store, entry in entries:
+        restore(store, entry)  # or one without a round since the last snapshot would lose what that had of it
     completions = Completions()
     residuals = [
         entry.operations.capture(round, entry.priority, completions, number)

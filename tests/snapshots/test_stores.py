@@ -184,6 +184,9 @@ def test_states_that_are_saved_right_behind_a_resume_are_the_snapshots(new_job, 
     whole = saved("whole")
     weight, kv, trainer = begin()
     assert saved("resumed") == whole
+    kv.snapshot(4, trainer=trainer)
+    weight, kv, trainer = begin()
+    assert saved("resumed again") == whole
 
 
 def test_states_of_a_store_with_staleness_go_on_in_one_that_takes_snapshots(new_job, tmp_path, monkeypatch):
