@@ -250,6 +250,36 @@ def test_a_job_that_has_not_resumed_does_not_touch_another_ones_snapshots(open_s
     assert files.rounds(str(tmp_path)) == [5]
 
 
+def test_a_job_whose_snapshots_are_all_refused_begins_anew_among_them(open_session, tmp_path, caplog):
+    session = open_session()
+    for round in (4, 5):
+        session.snapshot(round, [])
+        session.snapshots.finish()
+    session.close()
+    for folder in tmp_path.iterdir():
+        (folder / files.MANIFEST).write_text("altered")
+    again = open_session()
+    assert again.resume() == (0, {})
+    assert "has 2 snapshots, and each is refused: the job begins at step 0" in caplog.text
+    again.snapshot(2, [], "of round 2")
+    again.close()
+    once_more = open_session()
+    assert once_more.resume() == (2, "of round 2")
+    once_more.snapshot(5, [], "of round 5")
+    once_more.close()
+    assert open_session().resume() == (5, "of round 5")
+
+
+def test_a_job_that_found_no_snapshot_does_not_touch_those_of_another_that_runs_there(open_session, tmp_path):
+    session, other = open_session(), open_session()
+    assert session.resume() == other.resume() == (0, {})
+    other.snapshot(5, [])
+    other.close()
+    with pytest.raises(ValueError, match="round 5.*a directory of its own"):
+        session.snapshot(2, [])
+    assert files.rounds(str(tmp_path)) == [5]
+
+
 def test_a_snapshot_has_the_count_of_lost_servers_of_its_own_time(open_session, monkeypatch):
     session = open_session()
     snapshots, may_copy, told = session.snapshots, threading.Event(), []

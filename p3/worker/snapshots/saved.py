@@ -39,6 +39,7 @@ class Saved:
         self._directory: Optional[str] = link.settings.snapshot_dir
         self.round: Optional[int] = None  # worker 0's choice; 0: there is none
         self.source: Optional[reading.Snapshot] = None  # what this job was resumed from
+        self.refused: Set[int] = set()  # rounds of what lay there instead, if this job has found nothing to resume from
         self.own: Any = None  # what this worker gave write() for it; a new rank: what worker 0 gave
         self._left_out: Dict[int, Any] = {}  # what compression had left out, by ranks whose part this worker takes
         self._verdict: Optional[str] = None  # on worker 0: of all nodes on the snapshot that they check
@@ -68,6 +69,7 @@ class Saved:
             return Resumed(0, {})
         if self.round is None:
             self._choose(servers_load)
+            self.refused = set() if self.round else set(files.rounds(self._directory))
         if self.own is None and self.round:
             self._load(self.round)
         if self.own is None:
@@ -92,12 +94,20 @@ class Saved:
         try:
             os.makedirs(self._directory, exist_ok=True)  # now, rather than after the first hundred steps
             files.recover(self._directory)
-            return reading.newest_valid(self._directory, self._have_checked)
+            newest = reading.newest_valid(self._directory, self._have_checked)
+            there = files.rounds(self._directory)
         except OSError as error:
             raise ValueError(
                 "%s: P3_SNAPSHOT_DIR=%s cannot be used: %s. It must be a directory, or a path where one can be made, "
                 "that all nodes share" % (self._session.label, self._directory, error.strerror)
             ) from None
+        if newest is None and there:
+            log.error(
+                "%s: P3_SNAPSHOT_DIR=%s has %d snapshots, and each is refused: the job begins at step 0. Its own will "
+                "take their places; if they can be mended, end the job now, and copy them",
+                self._session.label, self._directory, len(there),
+            )  # fmt: skip
+        return newest
 
     def _have_checked(self, snapshot: reading.Snapshot) -> None:
         """By all nodes, each its share. Refused, if one finds something wrong."""

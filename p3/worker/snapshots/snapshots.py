@@ -74,7 +74,7 @@ class Snapshots:
         """Before the copies are queued: until the snapshot before is written. The servers keep one set of copies."""
         is_from_start = self._session.entrance.barrier == 0
         if self._writer is None and self._session.is_first and self._saved.source is None and is_from_start:
-            later = files.rounds(self.directory)
+            later = [each for each in files.rounds(self.directory) if each not in self._saved.refused]
             if later and later[0] >= round:
                 raise ValueError(
                     "%s: P3_SNAPSHOT_DIR=%s holds a snapshot of round %d, and this job, at round %d, has not resumed "
