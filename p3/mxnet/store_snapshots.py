@@ -235,7 +235,7 @@ def states_to_come(store, entry):
     if not store.resuming.get(entry.id) or _saved(store) is None:
         return {}
     optimizer = store.session.option(store.number, "optimizer")
-    states = store.session.saved.states(entry.declared, entry.id, optimizer, anywhere=True)
+    states = store.session.saved.states_to_come(entry.declared, entry.id, optimizer)
     return {part: content for part, content in states.items() if not _is_of_compression(entry, part)}
 
 

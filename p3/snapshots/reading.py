@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import re
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Tuple
 
 from p3.plan.key_plan import KeyPlan
 from p3.snapshots import files
@@ -179,6 +179,10 @@ class Snapshot:
     def path(self, name: str) -> str:
         return os.path.join(self._folder, name + ".safetensors")
 
+    def close(self) -> None:
+        """Its files, until more is read of it: of one that has been removed they would keep the space."""
+        self._files.clear()
+
     def _file(self, name: str):
         if name not in self._files:
             from safetensors import safe_open
@@ -214,11 +218,10 @@ class PartReader:
         self._snapshot = Snapshot(directory, round)
         if len(self._snapshot.part_names("server")) != servers:
             raise Refused("it is of another number of servers")
-        name = "server-%d" % rank
-        with _refusing(name):
-            self._file = open(self._snapshot.path(name), "rb")
-            size = int.from_bytes(self._file.read(8), "little")
-            self._header: Dict[str, Any] = json.loads(self._file.read(size))
+        self._name = "server-%d" % rank
+        with self._opened() as file:
+            size = int.from_bytes(file.read(8), "little")
+            self._header: Dict[str, Any] = json.loads(file.read(size))
             self._begin = 8 + size
 
     def slices(self, store: int, name: Any, plan: KeyPlan) -> Iterator[Tuple[int, int, bytes]]:
@@ -239,18 +242,24 @@ class PartReader:
                 found[prefixes[prefix + "."]].append(int(part))
         if any(0 not in parts for parts in found.values()):
             raise Refused("it was on other servers")
-        for number, parts in found.items():
-            for part in sorted(parts):
-                yield number, part, self._content("%d.%d.%d" % (before.wire_key, number, part))
+        with self._opened() as file:
+            for number, parts in found.items():
+                for part in sorted(parts):
+                    yield number, part, self._content(file, "%d.%d.%d" % (before.wire_key, number, part))
 
-    def _content(self, tensor: str) -> bytes:
-        with _refusing(tensor):
-            begin, end = self._header[tensor]["data_offsets"]
-            self._file.seek(self._begin + begin)
-            content = self._file.read(end - begin)
-            if len(content) != end - begin:
-                raise Refused("%s is cut short" % tensor)
-            return content
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[BinaryIO]:
+        """For one key: of a snapshot that was removed since, it would keep the space."""
+        with _refusing(self._name), open(self._snapshot.path(self._name), "rb") as file:
+            yield file
+
+    def _content(self, file: BinaryIO, tensor: str) -> bytes:
+        begin, end = self._header[tensor]["data_offsets"]
+        file.seek(self._begin + begin)
+        content = file.read(end - begin)
+        if len(content) != end - begin:
+            raise Refused("%s is cut short" % tensor)
+        return content
 
 
 @contextlib.contextmanager

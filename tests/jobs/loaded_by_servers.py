@@ -1,9 +1,11 @@
 """loaded_by_servers.py STEPS: several kinds of keys, trained with Adam on the servers; says what came from where.
 
 The servers of a job that resumes load their own parts. Each worker says a digest of all values and states at the end;
-worker 0 also how many bytes it had sent when all had their first values and states.
+worker 0 also how many bytes it had sent when all had their first values and states. No process has a file of the
+snapshot open then, which others may remove.
 """
 
+import os
 import sys
 import zlib
 
@@ -33,6 +35,8 @@ def main(steps):
             session.restore(key)
         session.barrier()
         sent = session.counters()["bytes_sent"]
+        if session.rank == 0:
+            assert not files_open_in(os.environ["P3_SNAPSHOT_DIR"])
         for step in range(resumed.round, steps):
             chance, numbers = np.random.RandomState(10 * step + session.rank), {"lr": 0.1, "updates": step + 1.0}
             for name, key in keys.items():
@@ -52,6 +56,20 @@ def main(steps):
         session.snapshots.finish()
         session.barrier()
         print("from %d: %08x after %d bytes" % (resumed.round, digest, sent), flush=True)
+
+
+def files_open_in(folder):
+    """By any process of this machine that may be looked at: (process, file)."""
+    found = set()
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open("/proc/%s/maps" % process) as maps:
+                paths = [line.split()[-1] for line in maps]
+            paths += [os.readlink(each.path) for each in os.scandir("/proc/%s/fd" % process)]
+        except OSError:
+            continue  # it has ended
+        found.update((process, path) for path in paths if path.startswith(folder + os.sep))
+    return found
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ class Saved:
         self._verdict: Optional[str] = None  # on worker 0: of all nodes on the snapshot that they check
         self._checked: Set[str] = set()  # parts of that one which this worker has read
         self._left_to_servers: Set[Identity] = set()  # keys of them whose value worker 0 did not bring
+        self._unread: Set[Identity] = set()  # keys of the snapshot that have not taken all back yet
         self._loaded: Set[int] = set()  # on worker 0: wire keys that the servers have loaded from it
         # By store: its number in the job of that snapshot, None if it is new since; others have the same in both.
         self._store_then: Dict[int, Optional[int]] = {}
@@ -148,6 +149,7 @@ class Saved:
             for each in encodes_for
             for rank in takes_over_from(each, before, now)
         }
+        self._unread = {(key["store"], key["id"]) for key in self.source.keys}
         log.info("%s: resumes from the snapshot of round %d", session.label, round)
         if session.is_first and before != now:
             log.warning(
@@ -157,7 +159,7 @@ class Saved:
 
     def _part(self, rank: int) -> Any:
         """What the worker of that rank gave write(); ranks are those of the workers that were left."""
-        with self._refusals_of(self.source.round):
+        with self._refusals_of(self.source.round), contextlib.closing(self.source):
             name = self.source.worker_names[rank]
             if "%d/%s" % (self.source.round, name) not in self._checked:
                 self.source.verify_part(name, self.new_pace())
@@ -227,11 +229,20 @@ class Saved:
         """Its first value is not sent, and so neither are its states."""
         self._left_to_servers.add(key.identity)
 
-    def states(self, key, id, optimizer: Optional[dict], anywhere: bool = False) -> Dict[int, Any]:
-        """The optimizer's arrays of a key by their part, on rank 0, or where this worker updates, or `anywhere`.
-        ValueError unless the optimizer is the same, but for numbers that may change from step to step."""
+    def states(self, key, id, optimizer: Optional[dict]) -> Dict[int, Any]:
+        """The optimizer's arrays of a key by their part, on rank 0, or where this worker updates: the last that is read
+        of the key. ValueError unless the optimizer is the same, but for numbers that may change from step to step."""
+        gives = self._session.is_first or self._session.updates_here(key)
+        states = self.states_to_come(key, id, optimizer) if gives else {}
+        self._unread.discard(self._identity_then(key, id))
+        if self.source is not None and not self._unread:
+            self.source.close()
+        return states
+
+    def states_to_come(self, key, id, optimizer: Optional[dict]) -> Dict[int, Any]:
+        """The same, on any worker, before states() is called."""
         described = self._described(key, id)
-        if described is None or not (anywhere or self._session.is_first or self._session.updates_here(key)):
+        if described is None:
             return {}
         if not _has_states_of(optimizer, described["optimizer"]) or (
             key.axes.takes_steps and optimizer != described["optimizer"]  # the workers go by its momentum
