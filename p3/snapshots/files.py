@@ -27,7 +27,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from p3.snapshots.pace import Pace
 
-VERSION = 1
+VERSION = 2
 MAX_ROUND = 10**12 - 1
 MANIFEST = "manifest.json"
 
@@ -48,6 +48,7 @@ FILE_TYPES = {
 }
 ALL_FILE_TYPES = {**FILE_TYPES, "bfloat16": "BF16"}  # the core's, which NumPy does not have
 _ALIGNMENT = 8
+_HEADER_BYTES = 100_000_000  # more is refused by the safetensors library
 
 PART = re.compile(r"(server|worker)-(0|[1-9][0-9]{0,4})\.safetensors")
 _COMPLETE = re.compile(r"round-([0-9]{12})")
@@ -63,12 +64,12 @@ class NotShared(FileNotFoundError):
 
 
 def write_part(
-    directory: str, round: int, name: str, tensors: Tensors, metadata: Optional[Mapping[str, str]] = None,
-    pace: Optional[Pace] = None,
-) -> Dict[str, Any]:  # fmt: skip
+    directory: str, round: int, name: str, tensors: Tensors, pace: Optional[Pace] = None
+) -> Dict[str, Any]:
     """Writes the file `name` ("server-0", "worker-3") of the snapshot of that round; its {"bytes", "sha256"}.
 
-    The file is complete and on the disk when this returns. OSError, with the path, leaves nothing behind.
+    The file is complete and on the disk when this returns. OSError, with the path, leaves nothing behind; so does
+    ValueError, for more tensors than a file can have.
     """
     if not PART.fullmatch(name + ".safetensors"):
         raise ValueError("%r is not part of a snapshot" % name)
@@ -76,7 +77,7 @@ def write_part(
     path = os.path.join(folder, name + ".safetensors")
     try:
         os.makedirs(folder, exist_ok=True)
-        return write_file(path, _safetensors(tensors, metadata or {}), pace)
+        return write_file(path, _safetensors(name, tensors), pace)
     except OSError as error:
         raise OSError(error.errno, error.strerror, path) from error
 
@@ -160,17 +161,23 @@ def _remove(folder: str) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _safetensors(tensors: Tensors, metadata: Mapping[str, str]) -> Iterator[Any]:
+def _safetensors(part: str, tensors: Tensors) -> Iterator[Any]:
     # Wide elements first, which keeps all of them aligned.
     views = [(name, dtype, list(shape), memoryview(buffer)) for name, dtype, shape, buffer in tensors]
     views.sort(key=lambda one: -one[3].itemsize)
-    header: Dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    header: Dict[str, Any] = {}
     end = 0
     for name, dtype, shape, view in views:
         begin, end = end, end + view.nbytes
         header[name] = {"dtype": ALL_FILE_TYPES[dtype], "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
+    if len(text) > _HEADER_BYTES:
+        raise ValueError(
+            "%s would have %d tensors, whose names take %d MB; %d can be read again. For fewer, give P3_SLICE_ELEMENTS "
+            "a larger value, or what the script gives with a snapshot fewer arrays"
+            % (part, len(views), len(text) // 10**6, _HEADER_BYTES // 10**6)
+        )
     yield len(text).to_bytes(8, "little") + text
     for _, _, _, view in views:
         if view.nbytes:

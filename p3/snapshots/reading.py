@@ -160,11 +160,11 @@ class Snapshot:
             begin, end = header[name]["data_offsets"]
             return np.fromfile(plain, np.uint16, (end - begin) // 2, offset=begin)
 
-    def worker(self, rank: int) -> Tuple[Dict[str, Any], Dict[str, str]]:
-        """(tensors, metadata) that the worker of that rank, of `workers`, gave write_part."""
+    def worker(self, rank: int) -> Dict[str, Any]:
+        """The tensors of a tree that the worker of that rank, of `workers`, gave write_part."""
         file = self._file(self.worker_names[rank])
         own = [name for name in file.keys() if not _OF_KEY.fullmatch(name)]
-        return {name: file.get_tensor(name) for name in own}, file.metadata() or {}
+        return {name: file.get_tensor(name) for name in own}
 
     def _tensors(self, key: dict, part: int) -> List[Tuple[str, int]]:
         """(name, elements) of the tensors that make up an array of a key, in order."""

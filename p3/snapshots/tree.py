@@ -15,6 +15,7 @@ from p3.snapshots.files import FILE_TYPES
 
 _PLAIN = (type(None), bool, int, float, str)
 _KEYS = (bool, int, float, str)  # of dicts
+_TREE = "tree"  # the tensor that has the JSON: it may be longer than a file's header
 
 
 class ArrayKind(NamedTuple):
@@ -67,9 +68,12 @@ def checked(tree: Any, where: str) -> Any:
     )
 
 
-def encode(tree: Any) -> Tuple[List[Tuple[str, str, Tuple[int, ...], Any]], Dict[str, str]]:
-    """(tensors, metadata) for files.write_part. Waits for a front end's arrays."""
+def encode(tree: Any) -> List[Tuple[str, str, Tuple[int, ...], Any]]:
+    """Tensors for files.write_part. Waits for a front end's arrays."""
     tensors: List[Tuple[str, str, Tuple[int, ...], Any]] = []
+
+    def add(name: str, array: np.ndarray) -> None:
+        tensors.append((name, array.dtype.name, array.shape, array))
 
     def walk(value: Any) -> Any:
         if type(value) in _PLAIN:
@@ -84,13 +88,14 @@ def encode(tree: Any) -> Tuple[List[Tuple[str, str, Tuple[int, ...], Any]], Dict
             value = _kinds[front_end].to_numpy(value)
         array = np.ascontiguousarray(value).reshape(value.shape)
         name = "array.%d" % len(tensors)
-        tensors.append((name, array.dtype.name, array.shape, array))
+        add(name, array)
         return {"array": [name, kind]}
 
-    return tensors, {"tree": json.dumps(walk(tree))}
+    add(_TREE, np.frombuffer(json.dumps(walk(tree)).encode(), np.uint8))
+    return tensors
 
 
-def decode(tensors: Dict[str, Any], metadata: Dict[str, str]) -> Any:
+def decode(tensors: Dict[str, Any]) -> Any:
     """The tree of encode(). ValueError if they hold none."""
 
     def walk(value: Any) -> Any:
@@ -110,6 +115,6 @@ def decode(tensors: Dict[str, Any], metadata: Dict[str, str]) -> Any:
         return _kinds[front_end].from_numpy(tensors[name], variant)
 
     try:
-        return walk(json.loads(metadata["tree"]))
+        return walk(json.loads(tensors[_TREE].tobytes()))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError("the part of a worker holds no values: %s: %s" % (type(error).__name__, error)) from None

@@ -183,13 +183,11 @@ def _about(length: int, checksum: int) -> np.ndarray:
 
 
 def _encoded(content: Any) -> np.ndarray:
-    tensors, metadata = tree.encode(content)
     file = io.BytesIO()
-    np.savez(file, tree=np.array(metadata["tree"]), **{name: array for name, _, _, array in tensors})
+    np.savez(file, **{name: array for name, _, _, array in tree.encode(content)})
     return np.frombuffer(file.getbuffer(), np.uint8)
 
 
 def _decoded(array: np.ndarray) -> Any:
     with np.load(io.BytesIO(array.tobytes()), allow_pickle=False) as arrays:
-        tensors = {name: arrays[name] for name in arrays.files}
-    return tree.decode(tensors, {"tree": str(tensors.pop("tree"))})
+        return tree.decode({name: arrays[name] for name in arrays.files})

@@ -45,7 +45,7 @@ def take(directory, round, keep=2, keys=KEYS, workers=2, value=VALUE, dtype="flo
     parts = {"server-%d" % n: files.write_part(directory, round, "server-%d" % n, tensors[n::2]) for n in range(2)}
     for rank in range(workers):
         own = {"rank": rank, "round": round}
-        parts["worker-%d" % rank] = files.write_part(directory, round, "worker-%d" % rank, *tree.encode(own))
+        parts["worker-%d" % rank] = files.write_part(directory, round, "worker-%d" % rank, tree.encode(own))
     files.complete(directory, round, {"parts": parts, "keys": keys}, keep)
     return os.path.join(directory, "round-%012d" % round)
 
@@ -71,7 +71,7 @@ def test_values_come_back_from_whatever_server_and_partition_they_were_on(direct
         assert value.dtype == wanted.dtype
         np.testing.assert_array_equal(value, wanted)
     assert snapshot.parts(0, "w") == [0, 255]
-    assert tree.decode(*snapshot.worker(1)) == {"rank": 1, "round": 7}
+    assert tree.decode(snapshot.worker(1)) == {"rank": 1, "round": 7}
     assert snapshot.key(0, "v") is None
 
 
@@ -292,6 +292,20 @@ def test_a_part_that_is_not_in_the_shared_directory_completes_nothing(directory)
     assert files.rounds(directory) == []
 
 
+def test_a_state_of_any_length_comes_back(directory):
+    state = ["x" * (1 << 20)] * 100
+    part = files.write_part(directory, 1, "worker-0", tree.encode(state))
+    files.complete(directory, 1, {"parts": {"worker-0": part}, "keys": []}, 2)
+    assert tree.decode(reading.newest_valid(directory).worker(0)) == state
+
+
+def test_more_tensors_than_can_be_read_are_not_written(directory):
+    long_names = [(str(n) * (1 << 20), "float32", [1], np.zeros(1, "float32")) for n in range(10)] * 10
+    with pytest.raises(ValueError, match="server-0 would have 100 tensors, .* 104 MB; 100 .*P3_SLICE_ELEMENTS"):
+        files.write_part(directory, 1, "server-0", [(name[n:], *rest) for n, (name, *rest) in enumerate(long_names)])
+    assert os.listdir(os.path.join(directory, "round-%012d.part" % 1)) == []
+
+
 @pytest.mark.parametrize("name", ["../server-0", "server-0/x", "worker--1", "server-01", "manifest"])
 def test_a_part_has_the_name_of_a_server_or_worker(directory, name):
     with pytest.raises(ValueError, match="not part"):
@@ -307,8 +321,8 @@ def test_a_tree_comes_back_as_it_was():
         "arrays": {0: np.zeros((0, 3), "int8"), 1: np.array(2.5), -2.5: np.array([True, False]), "t": np.eye(3).T},
         "nested": ((), [], {}, ({"x": [np.float32(0.1)]},)),
     }
-    tensors, metadata = tree.encode(tree.checked(given, "state"))
-    back = tree.decode({name: np.array(array) for name, _, _, array in tensors}, metadata)
+    tensors = tree.encode(tree.checked(given, "state"))
+    back = tree.decode({name: np.array(array) for name, _, _, array in tensors})
     np.testing.assert_array_equal(back["random"][1], random[1])
     assert type(back["random"]) is tuple and back["random"][2:] == random[2:]
     assert back["numbers"] == given["numbers"] and type(back["numbers"][4]) is bool

@@ -87,7 +87,7 @@ def left_out(directory, round):
     snapshot = reading.Snapshot(str(directory), round).verify()
     found = [[] for _ in KINDS]
     for rank in range(snapshot.workers):
-        for store, name, residual in tree.decode(*snapshot.worker(rank))["residuals"]:
+        for store, name, residual in tree.decode(snapshot.worker(rank))["residuals"]:
             if name == "w":
                 found[store].append(residual)
     return found
@@ -183,6 +183,6 @@ def test_what_compression_has_left_out_of_a_gluon_training_goes_to_the_worker_th
     for status, output in (jobs.run_p3(2, 1, command, **variables), jobs.run(command, **variables)):
         assert status == 0, output
     for round, wanted in ((1, before), (2, [0.375])):
-        parts = [tree.decode(*reading.Snapshot(str(tmp_path), round).worker(rank)) for rank in range(len(wanted))]
+        parts = [tree.decode(reading.Snapshot(str(tmp_path), round).worker(rank)) for rank in range(len(wanted))]
         residuals = [part["stores"][0]["residuals"].get("w", [None]) for part in parts]
         assert [set(residual) for residual in residuals] == [{left_out} for left_out in wanted]

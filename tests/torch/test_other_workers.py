@@ -60,7 +60,7 @@ def test_what_compression_has_left_out_is_owed_to_the_mean_of_fewer_workers(tmp_
     for status, output in (jobs.run_p3(2, 1, command, **variables), jobs.run(command, **variables)):
         assert status == 0, output
     for round, wanted in ((1, before), (2, [{(0.125 + 0.25) / 2}])):
-        parts = [tree.decode(*reading.Snapshot(str(tmp_path), round).worker(rank)) for rank in range(len(wanted))]
+        parts = [tree.decode(reading.Snapshot(str(tmp_path), round).worker(rank)) for rank in range(len(wanted))]
         residuals = [set(left_out) for part in parts for _, _, left_out in part["residuals"] if left_out is not None]
         assert residuals == wanted
 

@@ -142,17 +142,17 @@ class Site:
         arrays: Dict[str, np.ndarray] = {}
 
         def lead() -> Any:
-            tensors, metadata = tree.encode(make())
+            tensors = tree.encode(make())
             arrays.update((name, np.array(array)) for name, _, _, array in tensors)
-            return [metadata, [[name, dtype, list(shape)] for name, dtype, shape, _ in tensors]]
+            return [[name, dtype, list(shape)] for name, dtype, shape, _ in tensors]
 
-        metadata, described = self.lead(call, lead)
+        described = self.lead(call, lead)
         if not self.is_leader:
             arrays.update((name, np.empty(shape, dtype)) for name, dtype, shape in described)
         for name, _, _ in described:
             if arrays[name].size > 0:
                 self._words.broadcast(torch.from_numpy(arrays[name].reshape(-1).view(np.uint8)), call)
-        return tree.decode(arrays, metadata)
+        return tree.decode(arrays)
 
 
 def _place() -> List[int]:

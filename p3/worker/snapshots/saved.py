@@ -163,7 +163,7 @@ class Saved:
             name = self.source.worker_names[rank]
             if "%d/%s" % (self.source.round, name) not in self._checked:
                 self.source.verify_part(name, self.new_pace())
-            return tree.decode(*self.source.worker(rank))
+            return tree.decode(self.source.worker(rank))
 
     @contextlib.contextmanager
     def _refusals_of(self, round: int) -> Iterator[None]:

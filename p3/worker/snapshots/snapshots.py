@@ -176,9 +176,8 @@ class Snapshots:
                 files.remove_leftovers(self.directory, before=round)
                 self._send({"kind": "captured", "round": round, "lost": self._lost})
             name = "worker-%d" % session.rank
-            tensors, metadata = tree.encode(own)
-            tensors = [*tensors, *replicas.tensors()]
-            part = files.write_part(self.directory, round, name, tensors, metadata, self._saved.new_pace())
+            tensors = [*tree.encode(own), *replicas.tensors()]
+            part = files.write_part(self.directory, round, name, tensors, self._saved.new_pace())
             self._send({"kind": "snapshot_written", "round": round, **part})
             if self._completes:
                 self._complete(round, describe)
