@@ -51,7 +51,7 @@ class KeyRounds(ABC):
         self.priority = 0
         self.updates = 0  # that have been taken over
         self.counts = True  # whether rounds that begin now are updates, if any worker pushes
-        self.has_changed = False  # in any round, whatever state the script has given since
+        self.has_changed = False  # in any round of which this process knows, whatever state the script has given since
         self.is_new = False  # has a round of the current step
         self.landing = landing
         self.takes_steps = key.axes.takes_steps  # what is pushed
@@ -95,6 +95,11 @@ class KeyRounds(ABC):
     def has_come(self) -> bool:
         """The last step's result is still to be taken over, and nobody need wait for it."""
         return not self.is_new and self._under_way is not None and self._under_way.operation.done
+
+    def give_updates(self, number: int) -> None:
+        """So many are in the state that the script gives; also once more, if who gave it before died meanwhile."""
+        self.has_changed = self.has_changed or self.updates > 0  # as in a job that has resumed
+        self.updates = number
 
     def updates_by_now(self) -> int:
         """With the round under way. Waits for that if this worker has skipped it, as others may have pushed."""

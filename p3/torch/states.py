@@ -74,13 +74,12 @@ def give(session: Session, parameters: Iterable[Parameter], states: States) -> N
         if given and not set(missing) <= set(unread):
             raise ValueError("the state of %s has no %s: it is of an optimizer with other settings"
                              % (parameter.name, ", ".join(name for name in missing if name not in unread)))  # fmt: skip
-        had_updates = parameter.updates > 0 or parameter.has_changed
         if not given:
-            parameter.updates = 0
+            parameter.give_updates(0)
             arrays = [_initial(parameter)] * len(kept.arrays)
         else:
             parameter.lacks = missing
-            parameter.updates = int(state["step"]) if kept.counts else 1  # SGD: the momentum has begun
+            parameter.give_updates(int(state["step"]) if kept.counts else 1)  # SGD: the momentum has begun
             arrays = [
                 _initial(parameter) if name in missing
                 else like(parameter.tensor, state[name].to("cpu", _dtype(parameter)))
@@ -89,7 +88,7 @@ def give(session: Session, parameters: Iterable[Parameter], states: States) -> N
         key = parameter.state_key
         if not states_of_servers.has_a_say(session, key):
             continue
-        if had_updates or any(not array.equal(_initial(parameter)) for array in arrays):
+        if parameter.has_changed or any(not array.equal(_initial(parameter)) for array in arrays):
             parts += [(key, part, in_memory_order(array), parameter.updates) for part, array in enumerate(arrays, 1)]
     states_of_servers.give(session, parts)
 

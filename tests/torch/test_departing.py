@@ -106,6 +106,37 @@ def test_who_dies_while_it_gives_what_was_loaded_leaves_the_others_with_all_of_i
     assert ended.code == 0 and ended.out.count("has %d updates" % (1 if loads == "none" else 4)) == 2, ended
 
 
+def test_who_dies_while_it_gives_what_was_loaded_in_a_resumed_job_leaves_the_others_with_it(tmp_path, processes):
+    script = """
+        import sys
+        sys.path.insert(0, sys.argv[1])
+        import torch, p3.torch
+        import this_job
+        from p3.torch.start import job
+        begun, _ = p3.torch.resume()
+        model = torch.nn.Linear(10, 3)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        none = optimizer.state_dict()
+        optimizer = p3.torch.DistributedOptimizer(optimizer, model)
+        if begun:
+            this_job.die_giving(job.current(), ".")
+            optimizer.load_state_dict(none)
+        for step in range(begun + 1, begun + 4):
+            model(torch.ones(1, 10)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            p3.torch.snapshot(step)
+        found = optimizer.state_dict()["state"][0]  # of gradients of 1
+        assert found["step"] == 3 and torch.allclose(found["exp_avg"], torch.full((3, 10), 1 - 0.9**3)), found
+        print("has 3 updates")
+    """
+    command = [write_script(tmp_path, script), str(SCRIPTS)]
+    env = {"P3_SNAPSHOT_DIR": str(tmp_path / "snapshots"), "P3_SNAPSHOT_EVERY": "3"}
+    for left in (3, 2):
+        ended = p3_run(tmp_path, processes, 3, command, **env)
+        assert ended.code == 0 and ended.out.count("has 3 updates") == left, ended
+
+
 @pytest.mark.parametrize("dies", [False, True])
 def test_snapshots_rest_while_workers_are_in_join_also_if_one_dies_there(tmp_path, processes, dies):
     script = """

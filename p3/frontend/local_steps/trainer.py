@@ -365,10 +365,10 @@ class LocalTrainer(snapshots.Trainer):
     def _give_states(self, content: Mapping[str, Any]) -> None:
         parts: List[Tuple[Key, int, Any, int]] = []
         for name, one in self._globals.items():
-            had_updates, one.updates = one.updates > 0 or one.has_changed, content["updates"][name]
+            one.give_updates(content["updates"][name])
             if not states.has_a_say(self._session, one.key):
                 continue
-            if self._options.outer.momentum > 0 and (had_updates or one.updates > 0):
+            if self._options.outer.momentum > 0 and (one.has_changed or one.updates > 0):
                 momentum = content["momentum"].get(name)
                 momentum = np.zeros_like(one.landing) if momentum is None else momentum
                 parts.append((one.key, _MOMENTUM, momentum, one.updates))  # which counts with a quorum alone
