@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 import multiprocessing
-from typing import Any, Mapping, Optional
+from typing import Any, Callable, Mapping, Optional
 
 try:
     import transformers
@@ -109,11 +109,27 @@ class OnP3:
 
     def _finalize_training(self, *arguments: Any, **keywords: Any) -> Any:
         self._local.end()
-        result = super()._finalize_training(*arguments, **keywords)
-        if self.args.load_best_model_at_end:  # of which other hosts' disks may know nothing
-            for optimizer in self.accelerator.inner_optimizers:
-                optimizer.broadcast()
-        return result
+        if not self.args.load_best_model_at_end:
+            return super()._finalize_training(*arguments, **keywords)
+        callbacks = self.callback_handler.callbacks
+        callbacks.insert(0, _AtEnd(self._share_best_model))  # others look at the model
+        try:
+            return super()._finalize_training(*arguments, **keywords)
+        finally:
+            del callbacks[0]
+
+    def _share_best_model(self) -> None:
+        """Other hosts' disks may know nothing of it."""
+        for optimizer in self.accelerator.inner_optimizers:
+            optimizer.broadcast()
+
+
+class _AtEnd(transformers.TrainerCallback):
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def on_train_end(self, *_arguments: Any, **_keywords: Any) -> None:
+        self._call()
 
 
 class Trainer(OnP3, transformers.Trainer):

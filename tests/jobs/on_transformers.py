@@ -147,19 +147,29 @@ def evaluated(folder):
     return told
 
 
+class AtEnd(TrainerCallback):
+    """Notes what the model is when a training ends."""
+
+    def __init__(self):
+        self.magnitudes = []
+
+    def on_train_end(self, args, state, control, model=None, **keywords):
+        self.magnitudes.append(magnitude(model))
+
+
 def best_apart(folder):
     """Each worker has a disk of its own, and rank 0's alone has the model; without states others have no folder."""
     found = []
     for only_model in (False, True):
-        own = folder / ("%s_of_%s" % (only_model, os.environ["RANK"]))
+        own, at_end = folder / ("%s_of_%s" % (only_model, os.environ["RANK"])), AtEnd()
         trainer, told = trained(
-            own, eval_strategy="steps", eval_steps=3, save_strategy="steps", save_steps=3, save_only_model=only_model,
-            load_best_model_at_end=True, greater_is_better=True,
+            own, callbacks=[at_end], eval_strategy="steps", eval_steps=3, save_strategy="steps", save_steps=3,
+            save_only_model=only_model, load_best_model_at_end=True, greater_is_better=True,
         )  # fmt: skip
         name = "checkpoint-%d" % trainer.state.best_global_step
         best = GPT2LMHeadModel.from_pretrained(folder / ("%s_of_0" % only_model) / name)
         trainer.train()  # goes on from there
-        found.append([told["weights"], magnitude(best), files(own), magnitude(trainer.model)])
+        found.append([told["weights"], magnitude(best), files(own), magnitude(trainer.model), at_end.magnitudes[0]])
     return found
 
 

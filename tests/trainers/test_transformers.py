@@ -69,6 +69,7 @@ def test_where_rank_0_alone_has_the_best_model_all_workers_get_its_weights(by_p3
     first, second = by_p3["best_apart"]
     for of_rank_0, of_other in zip(first, second):
         assert of_rank_0[0] == of_rank_0[1] == of_other[0]
+        assert of_rank_0[4] == of_other[4] == of_rank_0[0]  # what callbacks see at the end
         assert [any("model.safetensors" in name for name in one[2]) for one in (of_rank_0, of_other)] == [True, False]
         assert of_rank_0[3] == of_other[3] != of_rank_0[0]
     assert second[1][2] == []
