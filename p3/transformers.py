@@ -66,7 +66,8 @@ class OnP3:
 
     def create_accelerator_and_postprocess(self) -> None:
         _require_possible(self.args)
-        if self._local.is_on:  # each loss is of its worker's tokens, and no step waits to count the others'
+        if self._local.is_on and self.args.average_tokens_across_devices:
+            # Each loss is of its worker's tokens, and no step waits to count the others'.
             self.args = copy.copy(self.args)  # the script may have another Trainer with the same ones
             self.args.average_tokens_across_devices = False
         if hasattr(self, "accelerator"):  # of a trial of hyperparameter_search()

@@ -420,8 +420,11 @@ def sweep(folder):
 def local_args(folder):
     """What those of the script say of averages, and the trainer's own."""
     args = TrainingArguments(output_dir=str(folder), use_cpu=True, report_to=[])
-    own = Trainer(model(), args, local_steps=OPTIONS).args
-    return [args.average_tokens_across_devices, own.average_tokens_across_devices]
+    first = Trainer(model(), args, local_steps=OPTIONS)
+    own = first.args
+    first.create_accelerator_and_postprocess()  # as hyperparameter_search() does
+    averages = [args.average_tokens_across_devices, own.average_tokens_across_devices]
+    return [*averages, first.args is own, Trainer(model(), own, local_steps=OPTIONS).args is own]
 
 
 def local_resumed(folder):

@@ -116,7 +116,8 @@ def test_trainings_of_new_models_are_alike_and_the_former_are_released(by_p3):
 
 
 def test_local_steps_leave_the_script_s_arguments_as_they_are(by_p3):
-    assert by_p3["local_args"] == [[True, False]] * 2
+    """And copy them only if they say otherwise."""
+    assert by_p3["local_args"] == [[True, False, True, True]] * 2
 
 
 @pytest.mark.parametrize("what, said", [
