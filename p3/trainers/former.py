@@ -1,8 +1,8 @@
 """Optimizers whose training is over, of all trainers of this process: the next one to begin releases them.
 
 A framework drops an optimizer without a word, and the garbage collector has its own time on each worker, while to
-release is a call of all workers. So they wait here for the point that all come to. Until then they work on, as a script
-may save them; or train on, if a framework takes them up again.
+release is a call of all workers. So they wait here for the point that all come to, the last ones to the end of the job.
+Until then they work on, as a script may save them; or train on, if a framework takes them up again.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ def take_up(optimizer: Any) -> None:
 
 
 def release_all() -> None:
-    """On every worker, before another training. Waits for the others."""
+    """On every worker, before another training. Waits for the others. One whose release() raises is given up: it would
+    do so before each later training, too."""
     while _former:
-        if gradients.is_distributed(_former[0]):  # the script may have released it
-            _former[0].release()
-        del _former[0]
+        optimizer = _former.pop(0)
+        if gradients.is_distributed(optimizer):  # the script may have released it
+            optimizer.release()
 
 
 def _is_former(optimizer: Any) -> bool:

@@ -7,7 +7,9 @@ import plugin_jobs as jobs
 import pytest
 
 torch = pytest.importorskip("torch")
+import forked  # noqa: E402
 import p3.torch  # noqa: E402
+from processes import write_script  # noqa: E402
 from torch_steps import backward, sgd, small_model, step  # noqa: E402
 
 
@@ -127,3 +129,28 @@ def test_a_module_compiled_in_place_is_as_it_was():
     assert model._compiled_call_impl is not call
     optimizer.release()
     assert model._compiled_call_impl is call
+
+
+def test_a_former_training_that_cannot_be_released_says_so_once(tmp_path):
+    """Of two, one, of which the workers have taken different numbers of steps."""
+    script = """
+        import torch, p3.torch
+        from p3.trainers import former
+        trained = []
+        for steps in (1 + p3.torch.rank(), 1):
+            model = torch.nn.Linear(2, 1)
+            optimizer = p3.torch.LocalSteps(torch.optim.SGD(model.parameters(), lr=0.1), model, every=10)
+            for step in range(steps):
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+            trained.append(optimizer)
+        former.set_aside(trained)
+        try:
+            former.release_all()
+        except RuntimeError as error:
+            print("not released:", error)
+        former.release_all()
+        assert not hasattr(trained[1], "_p3_local")
+    """
+    status, output = jobs.run_p3(2, 1, forked.command(write_script(tmp_path, script)))
+    assert status == 0 and output.count("not released: ") == 2, output
