@@ -125,6 +125,39 @@ def compiled(folder):
     return trained(folder, dynamo_backend="eager")
 
 
+class Sharpness(torch.optim.SGD):
+    """As SAM: the gradient behind a step up is that of the step down, and step() is never called."""
+
+    @torch.no_grad()
+    def first_step(self):
+        self.up = [0.05 * one.grad for one in self.param_groups[0]["params"]]
+        torch._foreach_add_(self.param_groups[0]["params"], self.up)
+        self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self):
+        weights = self.param_groups[0]["params"]
+        torch._foreach_sub_(weights, self.up)
+        torch._foreach_sub_(weights, [0.1 * one.grad for one in weights])
+        self.zero_grad()
+
+
+def sharpness(folder):
+    set_seed(3)
+    accelerator = Accelerator(cpu=True)
+    net = model()
+    optimizer, batches, net = accelerator.prepare(Sharpness(net.parameters()), data(), net)
+    losses = []
+    for _ in range(2):
+        for _, x, y in batches:
+            for take in (optimizer.optimizer.first_step, optimizer.optimizer.second_step):
+                loss = nn.functional.cross_entropy(net(x), y)
+                accelerator.backward(loss)
+                take()
+                losses.append(accelerator.gather(loss.detach()).tolist())
+    return {"losses": losses, "weights": sum(one.detach().double().abs().sum().item() for one in net.parameters())}
+
+
 def begun(folder):
     told = trained(folder, steps=5, save=folder)
     return {**told, "files": sorted(path.name for path in folder.iterdir())}

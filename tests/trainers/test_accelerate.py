@@ -10,7 +10,7 @@ pytestmark = pytest.mark.timeout(400)  # the first test waits for the jobs
 
 SCRIPT = "on_accelerate.py"
 LIKE_DDP = ["plain", "apart", "value_clipped", "accumulated", "accumulated_each", "halved", "compiled", "begun",
-            "resumed", "two_models", "looked_at", "changed", "left_out", "written"]  # fmt: skip
+            "resumed", "two_models", "looked_at", "changed", "left_out", "written", "sharpness"]  # fmt: skip
 BY_P3_ALONE = ["waiting", "uneven", "refused", "local", "local_begun", "local_resumed", "local_lost", "local_of_other",
             "local_weighed", "sweep"]  # fmt: skip
 
