@@ -211,7 +211,8 @@ class Launcher:
             self._end_lost(status["server"], "server")
         elif state == "departed" and status["rank"] not in self._departed:
             self._departed.add(status["rank"])
-            if status["rank"] not in self._guests | self._expelled:  # else ours waits to join, if there is one; or ends
+            # Of a guest's rank our own process, if there is one, waits to join; and who was expelled ends by itself.
+            if status["rank"] not in self._guests | self._expelled:
                 self._end_lost(status["rank"])
             self._guests.discard(status["rank"])
             self._expelled.discard(status["rank"])
