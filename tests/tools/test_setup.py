@@ -91,8 +91,8 @@ class Machine:
         (self.folder / path).write_text("#!/bin/sh\n%s\n" % script)
         (self.folder / path).chmod(0o755)
 
-    def needs(self, what, python=None):
-        env = {name: value for name, value in os.environ.items() if name != "CXX"}
+    def needs(self, what, python=None, **variables):
+        env = {**{name: value for name, value in os.environ.items() if name != "CXX"}, **variables}
         env["PATH"] = "%s:%s" % (self.folder / "bin", env["PATH"])
         command = [str(self.folder / "tools" / "needs"), what, python or self.python()]
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
@@ -118,6 +118,13 @@ def test_where_all_is_there_the_python_to_use_is_printed(machine):
     found = machine.needs("test")
     assert (found.returncode, found.stdout, found.stderr) == (0, machine.python() + "\n", "")
     assert not (machine.folder / "fetched").exists()
+
+
+def test_a_compiler_may_be_named_with_what_starts_it(machine):
+    machine.stand_in("bin/c++", "exit 1")
+    machine.stand_in("bin/other", "exit 0")
+    machine.stand_in("bin/starts", 'exec "$@"')
+    assert machine.needs("build", CXX="starts other").returncode == 0
 
 
 @pytest.mark.skipif(not os.path.exists("/usr/include/gtest/gtest.h"), reason="needs a package: libgtest-dev")
