@@ -1,7 +1,7 @@
 # make demo   sets everything up in .venv and trains on this machine with 2 workers and 2 servers
 # make demo-torch   the same with PyTorch instead of MXNet
 # make test   the same set-up, then every test, C++ and Python; with Python 3.12 and later, those that need no MXNet
-# make test-torch   the same set-up and PyTorch, then the tests of p3.torch
+# make test-torch   the same set-up and PyTorch, then the tests that need it: tests/torch, and what is marked so
 # make wheel   a wheel of P3 for the Python of .venv, and the source archive, in dist/; docs/wheels.md
 # make test-ray   the same set-up, and Ray and PyTorch in .venv-ray, then the tests of both on Ray clusters
 # make test-trainers   the same set-up, and PyTorch, transformers, Accelerate and Lightning in .venv-hf, then the tests of them
@@ -56,8 +56,7 @@ test-python: $(VENV)/installed
 	$(PYTEST)
 
 test-torch: $(VENV)/with-torch
-	$(PYTEST) tests/torch tests/measure/outages $(addprefix tests/measure/micro/test_,memory.py step_cost.py what_if.py)
-	$(PYTEST) -k pytorch tests/cluster/test_losing_servers.py
+	$(PYTEST) -m 'torch and not large'
 
 test-ray: $(RAY_VENV)/ready
 	PYTHONPATH=$(CURDIR) $(RAY_VENV)/bin/python -m pytest tests/launch/test_ray.py tests/launch/test_ray_train.py

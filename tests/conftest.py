@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -35,7 +36,14 @@ BEGIN_FIRST = (
 )  # fmt: skip
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items):
+    for item in items:
+        if "tests/torch/" in item.nodeid:
+            item.add_marker(pytest.mark.torch)
+        if item.get_closest_marker("torch") and importlib.util.find_spec("torch") is None:
+            item.add_marker(pytest.mark.skip(reason="no PyTorch here; make test-torch installs it"))
+
     def turn(item):
         path = item.nodeid.partition("::")[0]
         return next((turn for turn, name in enumerate(BEGIN_FIRST) if "tests/" + name in path), len(BEGIN_FIRST))

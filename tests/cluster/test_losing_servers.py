@@ -157,9 +157,9 @@ def test_snapshots_behind_a_loss_are_whole(tmp_path, processes, undisturbed, see
     assert digest(ended) == undisturbed(arguments=(STEPS + 3,)), ended
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("mode", ["by itself", "clipping", "synchronous", "bf16", "int4"])
 def test_pytorch_trains_on_with_the_same_bits(tmp_path, processes, undisturbed, mode):
-    pytest.importorskip("torch")
     job = {"script": "torch_losing_servers.py", "arguments": (mode,)}
     expected = undisturbed(**job, P3_ON_SERVER_LOSS="continue")
     ended = run(tmp_path, processes, *CONTINUE, **job, P3S_DEATHS="1:40,2:7")

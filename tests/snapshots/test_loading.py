@@ -54,8 +54,8 @@ def test_rows_that_no_step_has_touched_resume_with_the_others(tmp_path):
     assert (begun, digest) == (2, undisturbed)
 
 
+@pytest.mark.torch
 def test_of_torchs_weights_worker_0_sends_none(tmp_path):
-    pytest.importorskip("torch")
     script = "loaded_by_servers_torch.py"
     _, undisturbed, first, _ = run(tmp_path / "whole", 2, 4, script)
     run(tmp_path / "cut", 2, 2, script)

@@ -79,8 +79,8 @@ def test_a_script_on_a_host_of_a_lab_is_there(start):
             assert "serve.py" in told["command"] and told["host"] == host.name
 
 
+@pytest.mark.torch
 def test_torchrun_and_its_workers_are_forked(start):
-    pytest.importorskip("torch")
     text = TELLS + "    import time\n    time.sleep(100 if os.environ['RANK'] == '1' else 0)\n"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     process = start(text, by=command, P3_OF="a job")

@@ -142,7 +142,7 @@ def test_compressed_stores_are_compared_by_what_crosses_the_cards(started, bench
 
 
 @needs_lab
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
+@pytest.mark.torch
 def test_compressed_stores_of_torch_and_ddps_hook_send_what_their_formulas_say(bench, capsys):
     names = ["p3_torch", "p3_torch_int8-bf16", "p3_torch_fp16", "ddp_1_fp16"]
     options = ["--models", "sockeye", "--rate", "400mbit", "--compute", "0.1", "--hosts", "2", "--size", "0.1",

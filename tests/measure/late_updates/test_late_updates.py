@@ -48,9 +48,11 @@ def test_updates_come_once_to_each_copy_and_up_to_s_iterations_late():
         assert np.all((at_least <= copies) & (copies <= at_most))
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("problem", [Digits(0), Digits(2)], ids=["regression", "network"])
 def test_gradients_of_digits_are_torchs(problem):
-    torch = pytest.importorskip("torch")
+    import torch
+
     random = np.random.default_rng(3)
     copies = np.stack([problem.first(random) + random.normal(0, 0.01, len(problem.first(random))) for _ in range(3)])
     made = problem.gradients(copies, np.random.default_rng(4))
@@ -85,9 +87,11 @@ def test_gradients_of_ratings_are_differences_of_their_loss():
     assert gradient @ direction == pytest.approx(slope, rel=1e-5)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("name", rules.ALL)
 def test_rules_are_torchs(name):
-    torch = pytest.importorskip("torch")
+    import torch
+
     lr, first = 0.01, np.array([[0.5, -2.0], [3.0, 1.0]])
     made = {
         "SGD": lambda p: torch.optim.SGD([p], lr=lr),

@@ -2,9 +2,10 @@
 
 import pytest
 
-pytest.importorskip("torch")
 from p3 import cli
 from p3.measure.micro import memory
+
+pytestmark = pytest.mark.torch
 
 
 def test_command_compares_a_worker_with_ddp(capsys, monkeypatch):

@@ -2,9 +2,10 @@
 
 import pytest
 
-pytest.importorskip("torch")
 from p3 import cli
 from p3.measure.micro import step_cost
+
+pytestmark = pytest.mark.torch
 
 
 def test_command_prints_a_line_for_each_way(capsys):

@@ -3,12 +3,12 @@
 import re
 
 import pytest
-
-pytest.importorskip("torch")
 from lab_traces import needs_lab
 
 from p3 import cli
 from p3.measure.micro import what_if
+
+pytestmark = pytest.mark.torch
 
 SMALL = ["--models", "vgg19", "--size", "0.001", "--compute", "0.1", "--repeats", "1", "--iterations", "2"]
 

@@ -4,12 +4,12 @@ import importlib.util
 import re
 
 import pytest
-
-pytest.importorskip("torch")
 from lab_traces import needs_lab
 
 from p3 import cli
 from p3.measure.outages.ways import WAYS
+
+pytestmark = pytest.mark.torch
 
 SMALL = ["--hosts", "2", "--compute", "0.2", "--megabytes", "0.1"]
 

@@ -58,10 +58,8 @@ def test_p3_sync_of_two_workers(tmp_path, optimizer, updates):
     assert_replayed(tmp_path, 2, updates)
 
 
-@pytest.mark.parametrize("store", ["p3_sync", "p3_torch"])
+@pytest.mark.parametrize("store", ["p3_sync", pytest.param("p3_torch", marks=pytest.mark.torch)])
 def test_weights_that_nobody_can_know_are_told_by_their_digest(tmp_path, store):
-    if store == "p3_torch":
-        pytest.importorskip("torch")
     status, output = run_p3(2, 1, command(tmp_path, store, "--departing"))
     assert status == 0 and "weights told by a digest" in output, output
     first, second = (lines_of(tmp_path, rank)[2]["digest"] for rank in range(2))
