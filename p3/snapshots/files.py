@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -26,6 +27,8 @@ import time
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from p3.snapshots.pace import Pace
+
+log = logging.getLogger("p3.snapshots")
 
 VERSION = 2
 MAX_ROUND = 10**12 - 1
@@ -83,8 +86,8 @@ def write_part(
 
 
 def complete(directory: str, round: int, manifest: Mapping[str, Any], keep: int) -> None:
-    """Makes the parts of that round a snapshot; then all but the newest `keep` are removed. OSError if it cannot be;
-    NotShared if parts are missing.
+    """Makes the parts of that round a snapshot; then all but the newest `keep` are removed, as far as that is possible.
+    OSError if there is no snapshot of them; NotShared if parts are missing.
 
     `manifest`: {"parts": {name: {"bytes", "sha256"}}, "keys": [...]}, as the parts were reported and as Snapshot
     describes keys. A complete snapshot of the same round, of an earlier run, is replaced.
@@ -101,14 +104,27 @@ def complete(directory: str, round: int, manifest: Mapping[str, Any], keep: int)
     write_file(os.path.join(folder, MANIFEST), [json.dumps(content, indent=1).encode()])
     old = whole + ".old.part"
     if os.path.exists(whole):
-        shutil.rmtree(old, ignore_errors=True)
-        os.rename(whole, old)  # from here to the next line only the manifest in `folder` counts: see recover()
-    os.rename(folder, whole)
+        _replace(whole, folder, old)
+    else:
+        os.rename(folder, whole)
     _sync_folder(directory)
+    try:
+        shutil.rmtree(old, ignore_errors=True)
+        for number in rounds(directory, before=round + 1)[keep:]:
+            _remove(folder_of(directory, number))
+        remove_leftovers(directory, before=round)
+    except OSError as error:
+        log.warning("%s is complete, but what it replaces takes space, and cannot be removed: %s", whole, error)
+
+
+def _replace(whole: str, folder: str, old: str) -> None:
     shutil.rmtree(old, ignore_errors=True)
-    for number in rounds(directory, before=round + 1)[keep:]:
-        _remove(folder_of(directory, number))
-    remove_leftovers(directory, before=round)
+    os.rename(whole, old)  # from here to the next line only the manifest in `folder` counts: see recover()
+    try:
+        os.rename(folder, whole)
+    except OSError:
+        os.rename(old, whole)
+        raise
 
 
 def rounds(directory: str, before: int = MAX_ROUND + 1) -> List[int]:
