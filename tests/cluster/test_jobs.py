@@ -196,8 +196,9 @@ def test_no_scheduler_at_all(make_cluster):
 def test_a_port_in_use(make_cluster):
     """A program that is no scheduler holds the port, and never answers."""
     cluster = make_cluster(1, 1)
-    nodes = [cluster.start("scheduler", inherits=False), cluster.start("server"), cluster.start("worker", TRAIN)]
-    scheduler, server, worker = all_ended(nodes)
+    patience = {"P3_RENDEZVOUS_TIMEOUT_S": "5"}
+    nodes = [cluster.start("scheduler", inherits=False), cluster.start("server", **patience)]
+    scheduler, server, worker = all_ended([*nodes, cluster.start("worker", TRAIN, **patience)])
     assert "cannot listen on 127.0.0.1, DMLC_PS_ROOT_PORT=%d: Address already in use" % cluster.port in scheduler.err
     for node in (server, worker):
         assert "is another program using that port?" in node.err

@@ -232,7 +232,8 @@ class Saved:
     def states(self, key, id, optimizer: Optional[dict]) -> Dict[int, Any]:
         """The optimizer's arrays of a key by their part, on rank 0, or where this worker updates: the last that is read
         of the key. ValueError unless the optimizer is the same, but for numbers that may change from step to step."""
-        gives = self._session.is_first or self._session.updates_here(key)
+        is_known = self._described(key, id) is not None
+        gives = is_known and (self._session.is_first or self._session.updates_here(key))
         states = self.states_to_come(key, id, optimizer) if gives else {}
         self._unread.discard(self._identity_then(key, id))
         if self.source is not None and not self._unread:
