@@ -12,6 +12,7 @@ from libcpp.optional cimport optional
 from libcpp.string cimport string
 from libcpp.utility cimport pair
 from libcpp.vector cimport vector
+from posix.types cimport pid_t
 
 
 cdef extern from "p3/error.h" namespace "p3" nogil:
@@ -374,6 +375,7 @@ cdef class Operation:
 
 cdef class P3Worker:
     cdef Worker* core
+    cdef pid_t process
     cdef cbool is_first
     cdef list unfinished  # operations that the core may still borrow from
     cdef Py_ssize_t sweep_at

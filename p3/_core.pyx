@@ -19,6 +19,7 @@ from cpython.buffer cimport (
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.string cimport memset
 from libcpp.utility cimport move
+from posix.unistd cimport getpid
 
 from p3.plan.key_plan import REDUCTIONS, UPDATES, KeyPlan
 
@@ -334,12 +335,15 @@ cdef class P3Worker:
                   int trace_fd=-1, cbool checksums=False, cbool outlives_scheduler=False, cbool outlives_servers=False):
         self.core = new Worker(rank, num_servers, options_of(label, heartbeat_s, timeout_s, trace_fd, checksums,
                                                              outlives_scheduler, outlives_servers))
+        self.process = getpid()
         self.unfinished = []
         self.sweep_at = 64
         self.is_first = rank == 0
 
     def __dealloc__(self):
         cdef Worker* core = self.core
+        if self.process != getpid():  # the child of a fork, which has none of the threads that it would end
+            return
         with nogil:
             del core
 

@@ -5,6 +5,7 @@ cdef class P3Server:
     """
 
     cdef Server* core
+    cdef pid_t process
 
     def __cinit__(self, int rank, int num_servers, int num_workers, label, *, sum_order="rank", int threads=0,
                   machines=None, cbool local_aggregation=True, cbool outlives_workers=False, double heartbeat_s=1.0,
@@ -20,9 +21,12 @@ cdef class P3Server:
                            range(max(num_workers, 0)) if machines is None else machines, local_aggregation,
                            outlives_workers))
         self.core = core.release()
+        self.process = getpid()
 
     def __dealloc__(self):
         cdef Server* core = self.core
+        if self.process != getpid():  # as P3Worker
+            return
         with nogil:
             del core
 

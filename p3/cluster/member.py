@@ -83,7 +83,7 @@ class Member:
             if settings.joins:
                 await member._enter()
             else:
-                await member._join_through(*await member._reach())
+                await member._connect()
                 await member._be_welcomed()
         except BaseException:
             member.close_door()
@@ -131,6 +131,9 @@ class Member:
         """Whether a scheduler that dies while this is on its way into a running job leaves that to another one, which
         takes back what was decided of it."""
         return self.outlived and self.entered is not None
+
+    async def _connect(self) -> None:
+        await self._join_through(*await self._reach())
 
     async def _reach(self) -> Tuple[socket.socket, auth.Connector]:
         patience_s = self._settings.rendezvous_timeout_s

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 import re
 import socket
 import subprocess
@@ -231,6 +232,18 @@ def test_an_orderly_end_finishes_the_servers():
         assert all([worker.close(DEADLINE_S) for worker in job.workers])
         wait_until(lambda: all(server.finished for server in job.servers))
         assert all(server.error is None for server in job.servers)
+
+
+def test_a_forked_child_may_drop_cores_whose_threads_it_does_not_have():
+    with Job() as job:
+        job.init(job.key(10), np.zeros(10, "float32"))
+        child = os.fork()
+        if child == 0:
+            job.workers.clear()
+            job.servers.clear()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert len(job.workers) > 0 < len(job.servers)
 
 
 @pytest.mark.parametrize(

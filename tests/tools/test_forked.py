@@ -15,11 +15,12 @@ from p3.measure.lab import hosts as lab
 
 TELLS = """
     import json, os, sys, threading
-    print(json.dumps({
+    sys.stdout.write(json.dumps({  # at once: workers of torchrun have one output
         "name": __name__, "file": __file__, "arguments": sys.argv, "folder": os.getcwd(),
         "first": sys.path[0], "of": os.environ["P3_OF"], "main": sys.modules["__main__"].__file__,
         "threads": threading.active_count(), "command": open("/proc/self/cmdline").read(), "host": os.uname().nodename,
-    }), flush=True)
+    }) + "\\n")
+    sys.stdout.flush()
 """
 
 
