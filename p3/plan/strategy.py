@@ -116,9 +116,13 @@ class Strategy(NamedTuple):
             )
         return own
 
+    def sends_factors(self, name: Name) -> bool:
+        """By an entry of that key's own."""
+        return self.keys.get(str(name), Cut()).route == FACTORS
+
     def require_no_factors(self, name: Name) -> None:
         """ConfigError if a key that is of no layer that may send factors has an entry of its own for them."""
-        if self.keys.get(str(name), Cut()).route == FACTORS:
+        if self.sends_factors(name):
             raise ConfigError(
                 "%s has the route 'factors' for key %r, which is of no layer that may send them: call p3.factors or "
                 "p3.torch.factors for it, or take the route out of that entry" % (self._file, name)

@@ -418,6 +418,14 @@ class Admitting(Player):
                     return
 
 
+async def leave_after_entering(link, playing, server):
+    """The second that was admitted, with which the others go on, and behind whom they end."""
+    assert (link.node.rank, link.entered["round"]) == (2, 7)
+    link.close("it has seen enough")
+    await playing
+    assert server.told == ["admit", "departed"] * 2
+
+
 @pytest.mark.parametrize("traces", [False, True])
 def test_who_is_on_its_way_into_the_job_when_the_scheduler_dies_comes_again(tmp_path, traces):
     async def played(job):
@@ -438,11 +446,7 @@ def test_who_is_on_its_way_into_the_job_when_the_scheduler_dies_comes_again(tmp_
         entering = asyncio.gather(enter(), end_the_scheduler())
         await asyncio.wait([playing, entering], timeout=60, return_when=asyncio.FIRST_COMPLETED)
         assert entering.done(), playing  # why they have failed
-        link = entering.result()[0]
-        assert (link.node.rank, link.entered["round"]) == (2, 7)
-        link.close("it has seen enough")
-        await playing
-        assert server.told == ["admit", "departed"] * 2
+        await leave_after_entering(entering.result()[0], playing, server)
 
     with mortal_schedulers(
         [(1, "unwritten", "count")], num_servers=1, max_workers=3, timeout_s=20, on_worker_loss="continue",
@@ -463,10 +467,7 @@ def test_one_that_enters_as_the_scheduler_dies_comes_again_at_once():
         wants = replace(job, role="worker", join_s=60.0, num_workers=None, num_servers=None, max_workers=None)
         await begun.wait()
         link = await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(None, ClusterLink, wants), 20)
-        assert (link.node.rank, link.entered["round"]) == (2, 7)
-        link.close("it has seen enough")
-        await playing
-        assert server.told == ["admit", "departed"] * 2
+        await leave_after_entering(link, playing, server)
 
     with mortal_schedulers(
         [(1, "untold", "entered")], num_servers=1, max_workers=3, timeout_s=25, on_worker_loss="continue",

@@ -206,14 +206,34 @@ def test_one_that_is_displaced_in_the_midst_of_its_proof_can_tell_that_from_a_re
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
+async def reach(serve, patience_s):
+    """A worker connects, and tries for so long to prove itself to serve(listener), which ends when it has."""
+    listener = listen("127.0.0.1")
+
+    async def connect():
+        sock, reason = await connect_once([(socket.AF_INET, listener.getsockname())])
+        assert sock is not None, reason
+        return sock
+
+    serving, deadline = asyncio.ensure_future(serve(listener)), time.monotonic() + patience_s
+    try:
+        sock, _ = await channel.connect_and_prove(
+            connect, SECRET.encode(), "worker", auth.CONTROL, "scheduler", deadline
+        )
+        sock.close()
+        await serving
+    finally:
+        await channel.stop_accepting(serving, listener)
+        listener.close()
+
+
 def test_a_node_that_is_displaced_tries_again_until_its_deadline(caplog):
     async def main(displaced_s, patience_s):
-        listener, loop, attempts = listen("127.0.0.1"), asyncio.get_running_loop(), []
-        until = time.monotonic() + displaced_s
+        attempts, until = [], time.monotonic() + displaced_s
 
-        async def serve():
+        async def serve(listener):
             while True:
-                sock, _ = await loop.sock_accept(listener)
+                sock, _ = await asyncio.get_running_loop().sock_accept(listener)
                 sock.setblocking(False)
                 attempts.append(sock)
                 with sock:
@@ -222,23 +242,10 @@ def test_a_node_that_is_displaced_tries_again_until_its_deadline(caplog):
                         await channel.send(sock, bytes(auth.CHALLENGE_BYTES))
                         reset(sock)
                     else:
-                        await channel.prove_to_connector(sock, SECRET.encode(), "scheduler")
+                        return await channel.prove_to_connector(sock, SECRET.encode(), "scheduler")
 
-        async def connect():
-            sock, reason = await connect_once([(socket.AF_INET, listener.getsockname())])
-            assert sock is not None, reason
-            return sock
-
-        task, deadline = asyncio.ensure_future(serve()), time.monotonic() + patience_s
-        try:
-            sock, _ = await channel.connect_and_prove(
-                connect, SECRET.encode(), "worker", auth.CONTROL, "scheduler", deadline
-            )
-            sock.close()
-            return len(attempts)
-        finally:
-            await channel.stop_accepting(task, listener)
-            listener.close()
+        await reach(serve, patience_s)
+        return len(attempts)
 
     assert asyncio.run(asyncio.wait_for(main(auth.PATIENCE_S + 0.5, 30), 60)) > 3
     assert "retrying a connection" in caplog.text  # said while it lasts
@@ -251,9 +258,7 @@ def test_a_scheduler_that_is_slow_to_start_is_asked_again(monkeypatch):
     monkeypatch.setattr(auth, "CONNECTOR_TIMEOUT_S", 0.2)
 
     async def main(unheard, patience_s):
-        listener = listen("127.0.0.1")
-
-        async def serve():
+        async def serve(listener):
             for number in itertools.count():
                 sock, _ = await asyncio.get_running_loop().sock_accept(listener)
                 with sock, contextlib.suppress(AuthenticationError):  # it has given up here, too
@@ -262,21 +267,7 @@ def test_a_scheduler_that_is_slow_to_start_is_asked_again(monkeypatch):
                     await channel.read_exactly(sock, auth.HELLO_BYTES)
                     assert await asyncio.get_running_loop().sock_recv(sock, 1) == b""  # it has given up
 
-        async def connect():
-            sock, reason = await connect_once([(socket.AF_INET, listener.getsockname())])
-            assert sock is not None, reason
-            return sock
-
-        serving, deadline = asyncio.ensure_future(serve()), time.monotonic() + patience_s
-        try:
-            sock, _ = await channel.connect_and_prove(
-                connect, SECRET.encode(), "worker", auth.CONTROL, "scheduler", deadline
-            )
-            sock.close()
-            await serving
-        finally:
-            await channel.stop_accepting(serving, listener)
-            listener.close()
+        await reach(serve, patience_s)
 
     asyncio.run(asyncio.wait_for(main(2, 20), 60))
     with pytest.raises(auth.Dropped, match="did not answer the handshake within 0.2 s: is another program"):

@@ -120,9 +120,7 @@ class Setting:
 
     def factors_of(self, tensor: models.Tensor) -> Optional[FactorShape]:
         """Of one worker, where that weight has an entry with this route."""
-        if self.strategy.keys.get(tensor.name, Cut()).route != FACTORS:
-            return None
-        return FactorShape(self.batch, *tensor.shape)
+        return FactorShape(self.batch, *tensor.shape) if self.strategy.sends_factors(tensor.name) else None
 
     @property
     def has_factors(self) -> bool:
@@ -317,6 +315,9 @@ def _check_strategy(setting: Setting) -> None:
     if setting.scheme != "p3":
         raise ValueError(f"scheme {setting.scheme!r} knows no strategies: they are of p3")
     setting.strategy.require_servers(len(setting.server_hosts))
+    if setting.strategy.default.route == FACTORS:
+        raise ValueError("the strategy has the route 'factors' for all keys: name the weights of fully connected "
+                         "layers in 'keys'")
     for layer in setting.model.layers:
         for tensor in layer.tensors:
             why_not = setting.strategy.why_not(tensor.name, sparse=layer.name in setting.sparse)
@@ -329,9 +330,7 @@ def _check_strategy(setting: Setting) -> None:
 
 def _why_no_factors(setting: Setting, tensor: models.Tensor) -> str:
     """"": it has some, or its route is another one."""
-    if setting.strategy.default.route == FACTORS:
-        return "the strategy has the route 'factors' for all keys: name the weights of fully connected layers in 'keys'"
-    if setting.strategy.keys.get(tensor.name, Cut()).route != FACTORS:
+    if not setting.strategy.sends_factors(tensor.name):
         return ""
     if len(tensor.shape) != 2:
         return f"{tensor.name!r} is no weight of a fully connected layer, of outputs x inputs, and has no factors"
