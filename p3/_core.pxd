@@ -203,11 +203,12 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
     cdef cppclass Worker:
         Worker(int, int, NodeOptions) except +raise_as_python
         void add_server(int, unique_ptr[Stream], string) except +raise_as_python
-        void add_heir(int, int) except +raise_as_python
+        void add_heir(int, int, string) except +raise_as_python
         void add_local(int, unique_ptr[Stream], string) except +raise_as_python
         void add_watch(unique_ptr[Stream], string) except +raise_as_python
         void replace_watch(unique_ptr[Stream]) except +raise_as_python
-        void inherit(int, int) except +raise_as_python
+        void inherit(int, int, const vector[int]&) except +raise_as_python
+        void take_back(int, unique_ptr[Stream]) except +raise_as_python
         vector[int] lost_servers() except +raise_as_python
         void become_first() noexcept
         void come_later() noexcept
@@ -273,6 +274,7 @@ cdef extern from "p3/server.h" namespace "p3" nogil:
         void add_worker(int, unique_ptr[Stream], string) except +raise_as_python
         void add_watch(unique_ptr[Stream], string) except +raise_as_python
         void leave_empty(int, string) except +raise_as_python
+        void expect_worker(int, string) except +raise_as_python
         void replace_watch(unique_ptr[Stream]) except +raise_as_python
         void start() except +raise_as_python
         void define(const CKeyPlan&, string, int) except +raise_as_python
@@ -285,7 +287,9 @@ cdef extern from "p3/server.h" namespace "p3" nogil:
         LostWorker lose_worker(int) except +raise_as_python
         void dismiss_worker(int) except +raise_as_python
         void inherit(int) except +raise_as_python
+        void open(const vector[int]&) except +raise_as_python
         cbool awaits_claims() except +raise_as_python
+        void hand_over(int) except +raise_as_python
         string admit_worker(int) except +raise_as_python
         void fill(int, const vector[Pushed]&, cbool) except +raise_as_python
         void replace_worker(int, unique_ptr[Stream]) except +raise_as_python

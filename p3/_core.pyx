@@ -355,10 +355,10 @@ cdef class P3Worker:
         """
         self.core.add_server(server, stream_of(fd, ring, True, released(tls)), label)
 
-    def add_heir(self, int lost, int heir):
+    def add_heir(self, int lost, int heir, str label not None):
         """Before start(), behind add_server(heir): that one serves what `lost` did, which the job has lost before this
         worker came."""
-        self.core.add_heir(lost, heir)
+        self.core.add_heir(lost, heir, label)
 
     def add_local(self, int worker, int fd, str label not None, *, ring=(), cbool made_ring=False):
         """As add_server, to another worker of this machine: its leader, or if this one leads each of the others.
@@ -376,13 +376,24 @@ cdef class P3Worker:
         with nogil:
             self.core.replace_watch(move(stream))
 
-    def inherit(self, int lost, int heir):
-        """Server `heir` serves what `lost` did; with outlives_servers."""
+    def inherit(self, int lost, int heir, ranks not None):
+        """Server `heir` serves what `lost` did, which is the slices of these ranks; with outlives_servers."""
+        cdef vector[int] moved = ranks
         with nogil:
-            self.core.inherit(lost, heir)
+            self.core.inherit(lost, heir, moved)
+
+    def take_back(self, int server, fd, *, ring=(), Tls tls=None):
+        """Another process is that server, which was lost; with outlives_servers, while nothing is under way. The connection
+        as add_server's; `fd` None: there is none."""
+        cdef unique_ptr[Stream] stream
+        if fd is not None:
+            stream = stream_of(fd, ring, True, released(tls))
+        with nogil:
+            self.core.take_back(server, move(stream))
 
     def lost_servers(self):
-        """Ranks of servers to which the connection has ended, and for which inherit() has said nothing yet."""
+        """Ranks of servers to which the connection has ended, or that could not be taken back, and of which nothing has
+        been said since."""
         return self.core.lost_servers()
 
     def become_first(self):

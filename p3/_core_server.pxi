@@ -45,6 +45,10 @@ cdef class P3Server:
         """No process has this rank yet."""
         self.running().leave_empty(worker, label)
 
+    def expect_worker(self, int worker, str label not None):
+        """Its connection comes later, by replace_worker(): this server comes back to a job that runs."""
+        self.running().expect_worker(worker, label)
+
     def add_watch(self, int fd, str label not None, *, Tls tls=None):
         self.running().add_watch(stream_of(fd, (), False, released(tls)), label)
 
@@ -111,8 +115,19 @@ cdef class P3Server:
         with nogil:
             self.running().inherit(lost)
 
+    def open(self, seniority not None):
+        """This server has come back, and the workers, in the order of coming, will say what they have of its slices."""
+        cdef vector[int] workers = seniority
+        with nogil:
+            self.running().open(workers)
+
+    def hand_over(self, int rank):
+        """Another process is the server again that this one has inherited from."""
+        with nogil:
+            self.running().hand_over(rank)
+
     def awaits_claims(self):
-        """Whether any worker is still to say what it has of a server that this one has inherited from."""
+        """Whether any worker may still say what it has of a server that this one has inherited from, or of its own slices."""
         cdef cbool awaits
         with nogil:
             awaits = self.core.awaits_claims()

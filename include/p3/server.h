@@ -68,6 +68,10 @@ class Server {
   // With outlives_workers, also before start(): this rank's place is empty, as if its worker had been dismissed before the
   // first round. admit_worker() and replace_worker() let a process in. Throws Error(kUsage) in another job.
   virtual void leave_empty(int worker, std::string label) = 0;
+  // With outlives_workers, also before start(), of a server that comes back to a job that runs: this worker takes part from
+  // the beginning, and its connection comes later, by replace_worker(), behind which it claims what it has. How many first
+  // values it has had may differ from others, as of one that came later. Throws Error(kUsage) in another job.
+  virtual void expect_worker(int worker, std::string label) = 0;
   virtual void start() = 0;
   virtual void replace_watch(std::unique_ptr<Stream> stream) = 0;
 
@@ -117,15 +121,26 @@ class Server {
   virtual void fill(int worker, const std::vector<LostWorker::Pushed>& rounds, bool skips = false) = 0;
   // Lets in another process of that rank. For keys that its predecessor had, its first frame is an absent kInit of
   // round 0: a request for the value of the last round that its predecessor pushed, or that is filled; its next push
-  // follows that.
+  // follows that. Of a worker that is expected: its connection.
   virtual void replace_worker(int worker, std::unique_ptr<Stream> stream) = 0;
 
   // That server of the job is lost, and this one is its heir: it has a shard for each slice that the other one had of each
   // key, and what was of it, the workers say (Worker::inherit). Keys that are defined later it has for both. Throws
   // Error(kUsage) if servers keep more of a key than sums.
   virtual void inherit(int lost) = 0;
-  // Whether any worker is still to say what it has of that: nobody is admitted before, as it has nothing to say.
+  // This server has come back in the place of a lost one, and has all keys that there are: what was of its own slices of
+  // them, the workers say (Worker::take_back). All who are there must be expected still. Keys that are defined later begin
+  // as ever. `seniority`: who is there, in the order of coming, so that the first one is what it is to other servers. Throws
+  // as inherit().
+  virtual void open(const std::vector<int>& seniority) = 0;
+  // Whether any worker is still to say what it has of that, or could say more: who was there at inherit() or open(), and has
+  // neither sent its last claim of that rank nor gone since. Nobody is admitted before, as it has nothing to say.
   virtual bool awaits_claims() = 0;
+  // Another process has come back in the place of that lost server, and this one is its heir no more: it forgets what it has
+  // inherited of it; copies for a snapshot stay. Between rounds: all operations of all workers are complete, and none that
+  // is about it begins here. Throws Error(kUsage) if it has inherited nothing of that, or is still to hear claims of it.
+  // It may inherit the same again.
+  virtual void hand_over(int rank) = 0;
 
   // As Worker's. fail() tells every worker through its van.
   virtual void fail(const Error& error) = 0;

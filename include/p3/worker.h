@@ -74,17 +74,24 @@ class Worker {
   // Before start(): a stream to a server, authenticated at both ends.
   void add_server(int server, std::unique_ptr<Stream> stream, std::string label);
   // With NodeOptions::outlives_servers, behind add_server(heir): of a job that has lost that server before this worker came.
-  void add_heir(int lost, int heir);
+  // There is no connection to it until take_back().
+  void add_heir(int lost, int heir, std::string label);
   // Before start(): a stream to the scheduler, which carries nothing but heartbeats.
   void add_watch(std::unique_ptr<Stream> stream, std::string label);
   // With NodeOptions::outlives_scheduler, after start(): a stream to the scheduler that has taken the former one's place.
   // Not from a thread of the core; throws the Error of a worker that has failed.
   void replace_watch(std::unique_ptr<Stream> stream);
-  // With NodeOptions::outlives_servers, after start(). The other one serves from here on what the lost one did: this worker
-  // closes its connection to that, tells the heir what has come of its slices (kClaim), and sends again what it waits for.
-  // Not from a thread of the core; throws the Error of a worker that has failed.
-  void inherit(int lost, int heir);
-  // With that: servers to which the connection has ended, and for which inherit() has said nothing yet.
+  // With NodeOptions::outlives_servers, after start(). The other one serves from here on what the lost one did, which is the
+  // slices of these `ranks`, whoever served those here until now, the heir itself included: this worker closes its own
+  // connection to the lost one, tells the heir what has come of the slices (kClaim), and sends again what it waits for.
+  // Not from a thread of the core; throws the Error of a worker that has failed, or kUsage.
+  void inherit(int lost, int heir, const std::vector<int>& ranks);
+  // With that: another process is that server, which was lost, and takes its own slices back; with them all goes as with an
+  // heir. What else the heir serves stays there. `stream` null: there is no connection, so what is for it goes nowhere until
+  // inherit() says who is its heir. Throws as inherit(); kUsage also if the server is not lost here.
+  void take_back(int server, std::unique_ptr<Stream> stream);
+  // With that: servers to which this worker's own connection has ended, or that it could not be taken back by, and for which
+  // neither inherit() nor take_back() has said anything yet.
   std::vector<int> lost_servers() const;
   // All who were there before it have departed (Server::dismiss_worker): from here on this one is what rank 0 was.
   void become_first() noexcept;

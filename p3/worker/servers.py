@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import Callable
+from typing import Callable, List
 
 from p3._core import P3Error
 from p3.worker.links.link import Link
@@ -22,9 +22,10 @@ class Servers:
 
     def _on_departed(self, message: dict) -> Callable[[], None]:
         self.lost += 1
-        return lambda: self._inherit(message["rank"], message["heir"])
+        ranks = message.get("ranks", [message["rank"]])
+        return lambda: self._inherit(message["rank"], message["heir"], ranks)
 
-    def _inherit(self, lost: int, heir: int) -> None:
+    def _inherit(self, lost: int, heir: int, ranks: List[int]) -> None:
         log.warning("%s: server %d is lost; server %d takes over from it", self._session.label, lost, heir)
         with contextlib.suppress(P3Error):  # the core has failed, and says so itself
-            self._link.core.inherit(lost, heir)
+            self._link.core.inherit(lost, heir, ranks)

@@ -40,11 +40,19 @@ void Registry::inherit(const Registry& other) {
     const ServerKey& key = entry->key;
     require(key, other.optimizer_of_store(key.store) == nullptr ? "" : "its server is lost, and has updated it");
     define(key.plan, key.name, key.store);
-    if (key.plan.tells_norms()) {
-      MutexLock mine(mutex_);
-      norms_[key.store].open();
-    }
-    for (Shard* shard : shards_of(wire_key)) {
+  }
+  open();
+}
+
+void Registry::open() {
+  MutexLock lock(mutex_);
+  for (const auto& [wire_key, entry] : keys_) {
+    const ServerKey& key = entry->key;
+    require(key,
+            optimizer_of_store(key.store) == nullptr ? "" : "its servers update it, and no worker has that to claim");
+    if (key.plan.tells_norms()) norms_[key.store].open();
+    for (const auto& shard : entry->shards) {
+      if (shard == nullptr) continue;
       require(key, shard->can_be_inherited() ? "" : "its server is lost, which had more of it than sums");
       shard->claims = std::make_unique<Claims>(machines_.num_workers());
     }
@@ -166,6 +174,13 @@ bool Registry::drop_store(int store) {
   optimizers_.erase(store);
   norms_.erase(store);
   return true;
+}
+
+void Registry::leave() {
+  MutexLock lock(mutex_);
+  for (auto& [wire_key, entry] : keys_) leaving_.push_back(std::move(entry));
+  keys_.clear();
+  free_idle_locked();
 }
 
 void Registry::set_optimizer(int store, const OptimizerSpec& spec) {

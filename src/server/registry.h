@@ -38,11 +38,20 @@ class Registry {
   // All keys of a server that this one inherits from, as the other registry has them; each shard is open. Throws
   // Error(kUsage) if servers keep more of one than sums.
   void inherit(const Registry& other);
+  // What is of its keys, the workers will claim; each shard is open until then. Before any frame is for one. Throws as
+  // inherit().
+  void open();
   void define_successor(const KeyPlan& plan, uint32_t predecessor);
   void recut(const KeyPlan& plan, uint32_t predecessor, uint64_t round);
-  // These, recut() and free_idle(), in the receiver thread, so that no frame is between find() and Shard::uses.
+  // These, recut(), leave() and free_idle(), in the receiver thread, so that no frame is between find() and Shard::uses.
   void drop(uint32_t wire_key);
   bool drop_store(int store);
+  // Drops all keys: another server has them from here on. It may go once it has left.
+  void leave();
+  bool has_left() const {
+    MutexLock lock(mutex_);
+    return keys_.empty() && leaving_.empty();
+  }
   // Frees keys that were dropped and that nobody works on, or borrows from, any more.
   void free_idle();
   void set_optimizer(int store, const OptimizerSpec& spec);

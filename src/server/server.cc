@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -13,6 +14,7 @@
 #include "p3/thread_annotations.h"
 #include "plan/frames.h"
 #include "server/alarms.h"
+#include "server/estates.h"
 #include "server/receive_queue.h"
 #include "server/registry.h"
 #include "server/shard.h"
@@ -36,8 +38,8 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
         workers_(static_cast<size_t>(std::max(num_workers, 0))),
         seniority_(workers_.size()),
         queues_(static_cast<size_t>(std::max(options.threads, 1))),
-        registry_(rank, num_servers, static_cast<int>(queues_.size()), machines_,
-                  options.local_aggregation && machines_.count() < machines_.num_workers(), *this),
+        estates_(registry_of(rank, options.local_aggregation && machines_.count() < machines_.num_workers())),
+        registry_(estates_.own()),
         transport_(std::move(options.node), *this) {
     if (num_workers < 1 || rank < 0 || rank >= num_servers)
       refuse_call("server " + std::to_string(rank) + " of " + std::to_string(num_servers) + " with " +
@@ -69,6 +71,13 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     drop_from_seniority(worker);
   }
 
+  void expect_worker(int worker, std::string peer) override {
+    check_can_lose(worker);
+    add_worker(worker, nullptr, std::move(peer));
+    workers_[index_of(worker)].is_expected = true;
+    workers_[index_of(worker)].incarnation = 2;
+  }
+
   void add_watch(std::unique_ptr<Stream> stream, std::string peer) override {
     transport_.add_van(std::move(stream), std::move(peer));
     vans_.push_back({-1});
@@ -85,11 +94,10 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   }
 
   void define(const KeyPlan& plan, std::string name, int store) override {
-    for (const auto& inherited : inherited_) inherited->define(plan, name, store);
-    registry_.define(plan, std::move(name), store);
+    estates_.define(plan, name, store);
     if (!has_lost_) return;
     transport_.run_in_receiver([&] {  // which looks at all keys
-      each_registry([&](const Registry& registry) {
+      estates_.each_registry([&](const Registry& registry) {
         for (Shard* shard : registry.shards_of(plan.wire_key)) note_lost_workers(*shard);
       });
     });
@@ -99,7 +107,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   }
   void recut(const KeyPlan& plan, uint32_t predecessor, uint64_t round) override {
     transport_.run_in_receiver([&] {
-      if (!inherited_.empty()) refuse_call("it serves for a lost server, and cannot cut keys anew.");
+      if (estates_.has_inherited()) refuse_call("it serves for a lost server, and cannot cut keys anew.");
       registry_.recut(plan, predecessor, round);
       if (has_lost_)
         for (Shard* shard : registry_.shards_of(plan.wire_key)) note_lost_workers(*shard);
@@ -111,8 +119,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   bool drop_store(int store) override {
     bool is_gone = false;
     transport_.run_in_receiver([&] {
-      is_gone = registry_.drop_store(store);
-      for (const auto& inherited : inherited_) is_gone = inherited->drop_store(store) && is_gone;
+      is_gone = estates_.drop_store(store);
       drop_captured();
     });
     return is_gone;
@@ -145,9 +152,9 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     const int worker = vans_[index_of(van)].worker;
     if (worker < 0) refuse(van, header, "unexpected");
     if (header.kind == FrameKind::kClaim && header.key == kNoKey) return receive_last_claim(van, header);
-    Shard* const shard = find(header);
+    Shard* const shard = estates_.find(header);
     const bool is_claim = header.kind == FrameKind::kClaim;
-    if (is_claim && (shard == nullptr ? !inherited_.empty() : shard->is_too_late(header)))
+    if (is_claim && (shard == nullptr ? estates_.have_been_claimed() : shard->is_too_late(header)))
       return receive_vain_claim(van, header);
     if (shard == nullptr) refuse(van, header, "of no key, or of another server's");
     const char* const problem =
@@ -163,7 +170,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   }
 
   [[noreturn]] void refuse(int van, const Header& header, const char* what) const override {
-    const Shard* const shard = find(header);
+    const Shard* const shard = estates_.find(header);
     throw frame_refused(label, transport_.label(van), header, what,
                         shard == nullptr ? std::nullopt : std::optional(shard->key.name));
   }
@@ -229,23 +236,49 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
 
   void inherit(int lost) override {
     if (lost < 0 || lost >= num_servers_ || lost == rank_) refuse_call("it cannot be its own heir, or nobody's.");
-    auto registry = std::make_unique<Registry>(lost, num_servers_, static_cast<int>(queues_.size()), machines_,
-                                               /*aggregates=*/false, *this);
+    auto registry = registry_of(lost, /*aggregates=*/false);
     registry->inherit(registry_);
     transport_.run_in_receiver([&] {
+      if (estates_.has_inherited(lost)) refuse_call("it is the heir of server " + std::to_string(lost) + " already.");
       registry->each_shard([&](Shard& shard) { note_lost_workers(shard); });
-      inherited_.push_back(std::move(registry));
-      for (Shard* shard : open_shards()) settle_if_complete(*shard);
+      estates_.inherit(std::move(registry), who_is_there());
+      settle_what_is_complete();
+    });
+  }
+
+  void open(const std::vector<int>& seniority) override {
+    for (int worker : seniority) check_can_lose(worker);
+    transport_.run_in_receiver([&] {
+      for (int worker : who_is_there())
+        if (!workers_[index_of(worker)].is_expected)
+          refuse_call(worker_label(worker) + " is connected already, and may have claimed what it has.");
+      estates_.open(who_is_there());
+      seniority_.clear();
+      for (int worker : seniority)
+        if (!is_over(workers_[index_of(worker)])) seniority_.push_back(worker);
+      if (!seniority_.empty()) first_worker = seniority_.front();
+      has_new_first = true;  // or may have: of who was the first before, it knows nothing
+      settle_what_is_complete();
     });
   }
 
   bool awaits_claims() override {
     bool awaits = false;
-    transport_.run_in_receiver([&] { awaits = !open_shards().empty(); });
+    transport_.run_in_receiver([&] { awaits = estates_.await_claims(); });
     return awaits;
   }
 
-  // Of a key that all workers have released, of which this one had not heard when it sent that; or of one that goes on.
+  void hand_over(int rank) override {
+    transport_.run_in_receiver([&] {
+      if (!estates_.has_inherited(rank)) refuse_call("it is no heir of server " + std::to_string(rank) + ".");
+      if (estates_.await_claims_of(rank))
+        refuse_call("not all workers have said yet what they have of server " + std::to_string(rank) + ".");
+      estates_.hand_over(rank);
+    });
+  }
+
+  // Of a key that all workers have released, of which this one had not heard when it sent that; of one that goes on; or of a
+  // server that has come back.
   void* receive_vain_claim(int van, const Header& header) {
     vans_[index_of(van)].receiving = nullptr;
     vans_[index_of(van)].arriving = PooledBuffer(transient, std::max<size_t>(header.payload_bytes, 1));
@@ -253,39 +286,21 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   }
 
   void* receive_last_claim(int van, const Header& header) {
-    if (inherited_from(header) == nullptr || header.part != static_cast<uint8_t>(Claimed::kNothing))
+    if (!estates_.are_claimed(rank_of(header)) || header.part != static_cast<uint8_t>(Claimed::kNothing))
       refuse(van, header, "unexpected");
     if (header.payload_bytes > 0) refuse(van, header, "of another size than agreed");
     vans_[index_of(van)].receiving = nullptr;
     return this;  // nothing comes
   }
 
-  // As a worker's last claim names it; null: this server is no heir of that one.
-  const Registry* inherited_from(const Header& last_claim) const {
-    for (const auto& inherited : inherited_)
-      if (static_cast<uint32_t>(inherited->rank()) == last_claim.slice) return inherited.get();
-    return nullptr;
-  }
+  // As a worker's last claim names it.
+  static int rank_of(const Header& last_claim) { return static_cast<int>(last_claim.slice); }
 
   void claim_nothing_more(int worker, const Header& last_claim) {
-    std::vector<Shard*> open;
-    add_open_shards(*inherited_from(last_claim), open);
-    for (Shard* shard : open) {
+    for (Shard* shard : estates_.note_last_claim(rank_of(last_claim), worker)) {
       shard->claims->note_nothing(worker);
       settle_if_complete(*shard);
     }
-  }
-
-  // In a list, as what is done to them may look a key up.
-  std::vector<Shard*> open_shards() const {
-    std::vector<Shard*> open;
-    for (const auto& inherited : inherited_) add_open_shards(*inherited, open);
-    return open;
-  }
-  static void add_open_shards(const Registry& registry, std::vector<Shard*>& open) {
-    registry.each_shard([&](Shard& shard) {
-      if (shard.claims != nullptr) open.push_back(&shard);
-    });
   }
 
   void ask(int worker, const Shard& shard) {
@@ -297,6 +312,11 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     frame.header.slice = shard.index;
     frame.header.priority = kMostUrgent;
     transport_.send({{van_of(worker), frame}});
+  }
+
+  // Receiver thread.
+  void settle_what_is_complete() {
+    for (Shard* shard : estates_.open_shards()) settle_if_complete(*shard);
   }
 
   // Receiver thread. Once everybody has claimed who is still there, and one has given the value, the shard goes on.
@@ -458,7 +478,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
       lost.problem = problem_of_losing(worker);
       std::map<uint32_t, uint64_t> pushed;
       for (uint32_t wire_key : registry_.wire_keys()) pushed[wire_key] = 0;
-      each_shard([&](Shard& shard) {
+      estates_.each_shard([&](Shard& shard) {
         uint64_t& last = pushed[shard.key.plan.wire_key];
         last = std::max(last, shard.turns.pushed(worker));
       });
@@ -474,16 +494,17 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
       const auto ask = [=](const Shard& shard) {
         return shard.claims == nullptr ? shard.turns.problem_of_dismissing(worker) : std::nullopt;
       };
-      if (const auto problem = first_answer(ask))
+      if (const auto problem = estates_.first_answer(ask))
         return transport_.fail(Error(
             ErrorKind::kPeerLost,
             label + ": " + worker_label(worker) + " was lost, and the job cannot go on without it: " + *problem + ".",
             {}));
       workers_[index_of(worker)].has_departed = workers_[index_of(worker)].skips = true;
       drop_from_seniority(worker);
-      each_shard([&](Shard& shard) { shard.turns.dismiss(worker); });
-      each_shard([&](Shard& shard) { fill_next(shard, worker); });
-      for (Shard* shard : open_shards()) forget_held(*shard, worker);
+      estates_.expect_no_claims_of(worker);
+      estates_.each_shard([&](Shard& shard) { shard.turns.dismiss(worker); });
+      estates_.each_shard([&](Shard& shard) { fill_next(shard, worker); });
+      for (Shard* shard : estates_.open_shards()) forget_held(*shard, worker);
       finish_if_all_have_left();
     });
   }
@@ -495,11 +516,11 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
       WorkerState& state = workers_[index_of(worker)];
       if (!state.has_departed) refuse_call("worker " + std::to_string(worker) + " has not departed.");
       const auto ask = [](const Shard& shard) { return shard.turns.problem_of_admitting(shard.published); };
-      problem = first_answer(ask).value_or("");
+      problem = estates_.first_answer(ask).value_or("");
       if (!problem.empty()) return;
       state.has_departed = state.skips = state.has_left = false;
       seniority_.push_back(worker);
-      each_shard([&](Shard& shard) { shard.turns.admit(worker, shard.published); });
+      estates_.each_shard([&](Shard& shard) { shard.turns.admit(worker, shard.published); });
     });
     return problem;
   }
@@ -519,11 +540,13 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
 
   void replace_worker(int worker, std::unique_ptr<Stream> stream) override {
     transport_.run_in_receiver([&] {
-      check_lost(worker);
+      check_rank(worker);
       WorkerState& state = workers_[index_of(worker)];
+      if (std::exchange(state.is_expected, false)) return transport_.replace_van(state.van, std::move(stream));
+      check_lost(worker);
       state.is_lost = false;
       ++state.incarnation;
-      each_shard([&](Shard& shard) { shard.turns.replace(worker); });
+      estates_.each_shard([&](Shard& shard) { shard.turns.replace(worker); });
       each_shard_where_summed([=](Shard& shard) {
         if (!shard.turns.catches_up(worker)) shard.expect(worker);
       });
@@ -556,8 +579,9 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     if (worker < 0) return;
     workers_[index_of(worker)].has_left = has_anybody_left_ = true;
     if (const auto awaited = awaited_from(worker)) throw left_too_early(label, worker_label(worker), *awaited);
-    for (Shard* shard : open_shards()) settle_if_complete(*shard);
-    each_shard([&](Shard& shard) { go_on_without(shard, worker); });
+    estates_.expect_no_claims_of(worker);
+    settle_what_is_complete();
+    estates_.each_shard([&](Shard& shard) { go_on_without(shard, worker); });
     finish_if_all_have_left();
   }
 
@@ -574,9 +598,9 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   }
 
   void look(std::chrono::steady_clock::time_point now) override {
-    each_registry([](Registry& registry) { registry.free_idle(); });
+    estates_.free_idle();
     LateWorkers late;
-    each_shard([&](const Shard& shard) { shard.turns.note_late(now, late); });
+    estates_.each_shard([&](const Shard& shard) { shard.turns.note_late(now, late); });
     MutexLock lock(lateness_mutex_);
     late_ = late.take();
   }
@@ -615,6 +639,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     // Receiver thread.
     bool has_left = false;      // it has said goodbye
     uint32_t incarnation = 1;   // processes that this rank has had
+    bool is_expected = false;   // the first one that this server knows has no connection yet
     bool is_lost = false;       // the last one is gone
     bool has_departed = false;  // and nobody takes its place
     bool skips = false;         // as fill() was told last
@@ -680,7 +705,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
 
   // What others do that needs this worker too, and it has not done.
   std::optional<Awaited> awaited_from(int worker) const {
-    return first_answer([=](const Shard& shard) { return shard.turns.needs(worker, shard.published); });
+    return estates_.first_answer([=](const Shard& shard) { return shard.turns.needs(worker, shard.published); });
   }
 
   // Receiver thread. Completes the round that this worker pushes next, if it is to be completed for it, and begins.
@@ -719,8 +744,9 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     WorkerState& state = workers_[index_of(worker)];
     transport_.drop_van(state.van);
     vans_[index_of(state.van)].forget_frame();
+    state.is_expected = false;
     state.is_lost = has_lost_ = true;
-    each_shard([&](Shard& shard) { shard.turns.forget_fill(worker); });
+    estates_.each_shard([&](Shard& shard) { shard.turns.forget_fill(worker); });
     each_shard_where_summed([=, incarnation = state.incarnation](Shard& shard) {
       shard.lose(worker, incarnation, shard.turns.pushed(worker));
     });
@@ -738,7 +764,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   void each_shard_where_summed(const std::function<void(Shard&)>& visit) {
     for (int thread = 0; thread < static_cast<int>(queues_.size()); ++thread)
       where_summed(thread, [&] {
-        each_shard([&](Shard& shard) {
+        estates_.each_shard([&](Shard& shard) {
           if (shard.thread == thread) visit(shard);
         });
       });
@@ -747,27 +773,9 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     sums_in_receiver_ ? call() : queues_[index_of(thread)].call(call);
   }
 
-  // All keys of this server, and of those that it has inherited from. Receiver thread.
-  template <typename Visit>
-  void each_registry(Visit visit) {
-    visit(registry_);
-    for (const auto& inherited : inherited_) visit(*inherited);
-  }
-  template <typename Visit>
-  void each_shard(Visit visit) {
-    each_registry([&](const Registry& registry) { registry.each_shard(visit); });
-  }
-  template <typename Ask>
-  auto first_answer(Ask ask) const -> decltype(ask(std::declval<Shard&>())) {
-    auto answer = registry_.first_answer(ask);
-    for (const auto& inherited : inherited_)
-      if (!answer) answer = inherited->first_answer(ask);
-    return answer;
-  }
-  Shard* find(const Header& header) const {
-    Shard* shard = registry_.find(header);
-    for (size_t i = 0; shard == nullptr && i < inherited_.size(); ++i) shard = inherited_[i]->find(header);
-    return shard;
+  std::unique_ptr<Registry> registry_of(int rank, bool aggregates) {
+    return std::make_unique<Registry>(rank, num_servers_, static_cast<int>(queues_.size()), machines_, aggregates,
+                                      *this);
   }
 
   void note_lost_workers(Shard& shard) {
@@ -789,6 +797,13 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     }
   }
 
+  // Receiver thread.
+  std::set<int> who_is_there() const {
+    std::set<int> there;
+    for (int worker = 0; worker < num_workers(); ++worker)
+      if (!is_over(workers_[index_of(worker)])) there.insert(worker);
+    return there;
+  }
   static bool is_over(const WorkerState& worker) { return worker.has_left || worker.has_departed; }
 
   // Receiver thread.
@@ -803,7 +818,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     if (workers_[index_of(worker)].has_left) return "it had said goodbye";
     if (registry_.wire_keys().empty()) return "no key has been agreed yet";
     const auto ask = [=](const Shard& shard) { return shard.turns.problem_of_losing(worker); };
-    return first_answer(ask).value_or("");
+    return estates_.first_answer(ask).value_or("");
   }
 
   // Of a shard; where it is summed.
@@ -839,9 +854,9 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   std::atomic<bool> has_lost_{false};  // any worker, ever
   std::vector<ReceiveQueue> queues_;   // one for each summing thread
   Alarms alarms_;
-  Registry registry_;
-  std::vector<std::unique_ptr<Registry>> inherited_;  // written by the receiver thread alone
-  Transport transport_;                               // last: its threads use all of the above
+  Estates estates_;
+  Registry& registry_;   // its own
+  Transport transport_;  // last: its threads use all of the above
 };
 
 }  // namespace

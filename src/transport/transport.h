@@ -113,6 +113,8 @@ class Transport {
   void run_in_receiver(std::function<void()> task);
   // In such a task: ends the van's connection, as if it had been lost and the handler went on. If it was, does nothing.
   void drop_van(int van);
+  // In one, or from the Handler.
+  bool is_lost(int van) const { return vans_[static_cast<size_t>(van)]->is_lost(); }
   // Of a van that is lost.
   void replace_van(int van, std::unique_ptr<Stream> stream);
   // Puts another connection in the place of the one to the scheduler, lost or not. With outlives_scheduler. Not from a

@@ -16,21 +16,41 @@ constexpr uint64_t kBehindAll = std::numeric_limits<uint64_t>::max() - 1;
 }  // namespace
 
 bool Worker::Impl::lost(int van, const Error&) {
-  if (!outlives_servers || std::find(van_of_server_.begin(), van_of_server_.end(), van) == van_of_server_.end())
-    return false;
+  const auto found = std::find(own_van_.begin(), own_van_.end(), van);
+  if (!outlives_servers || found == own_van_.end()) return false;
   MutexLock lock(mutex_);
-  for (size_t server = 0; server < van_of_server_.size(); ++server)
-    if (van_of_server_[server] == van) is_lost_[server] = true;
+  is_lost_[static_cast<size_t>(found - own_van_.begin())] = true;
   return true;
 }
 
-void Worker::Impl::go_to_heir(int lost, int heir) {
-  const int former = van_of_server_[static_cast<size_t>(lost)], van = van_of_server_[static_cast<size_t>(heir)];
-  if (former == van) return;
-  transport_.drop_van(former);
+void Worker::Impl::check_that_it_outlives_servers() const {
+  if (!outlives_servers) refuse_call("it was not told to outlive servers");
+}
+
+void Worker::Impl::inherit(int lost, int heir, const std::vector<int>& ranks) {
+  transport_.drop_van(own_van_[static_cast<size_t>(lost)]);
+  {
+    MutexLock lock(mutex_);
+    is_lost_[static_cast<size_t>(lost)] = false;
+  }
+  go_to(own_van_[static_cast<size_t>(heir)], ranks);
+}
+
+void Worker::Impl::take_back(int server, std::unique_ptr<Stream> stream) {
+  const int van = own_van_[static_cast<size_t>(server)];
+  if (!transport_.is_lost(van)) refuse_call("server " + std::to_string(server) + " is not lost");
+  {
+    MutexLock lock(mutex_);
+    is_lost_[static_cast<size_t>(server)] = stream == nullptr;
+  }
+  if (stream != nullptr) transport_.replace_van(van, std::move(stream));
+  go_to(van, {server});
+}
+
+void Worker::Impl::go_to(int van, const std::vector<int>& ranks) {
   std::vector<bool> is_moved(van_of_server_.size());
-  for (size_t server = 0; server < is_moved.size(); ++server) is_moved[server] = van_of_server_[server] == former;
-  // First all claims leave: what a script begins meanwhile still goes to nobody, and is sent again. Nothing lands here.
+  for (int server : ranks) is_moved[static_cast<size_t>(server)] = true;
+  // First all claims leave: what a script begins meanwhile still goes where it went, and is sent again. Nothing lands here.
   std::vector<Transport::Outgoing> frames;
   {
     MutexLock lock(mutex_);
@@ -41,10 +61,7 @@ void Worker::Impl::go_to_heir(int lost, int heir) {
   {
     MutexLock lock(mutex_);
     for (size_t server = 0; server < is_moved.size(); ++server)
-      if (is_moved[server]) {
-        is_lost_[server] = is_lost_[static_cast<size_t>(heir)];
-        van_of_server_[server] = van;
-      }
+      if (is_moved[server]) van_of_server_[server] = van;
     for (auto& [handle, key] : keys_)
       if (key.plan) send_again(key, is_moved, frames);
     for (uint32_t server = 0; server < is_moved.size(); ++server) {
@@ -145,11 +162,19 @@ void Worker::Impl::send_again(Key& key, const std::vector<bool>& is_moved, std::
   }
 }
 
-void Worker::inherit(int lost, int heir) {
+void Worker::inherit(int lost, int heir, const std::vector<int>& ranks) {
+  impl_->check_that_it_outlives_servers();
   impl_->check_server(lost);
   impl_->check_server(heir);
-  if (!impl_->outlives_servers) impl_->refuse_call("it was not told to outlive servers");
-  impl_->transport_.run_in_receiver([&] { impl_->go_to_heir(lost, heir); });
+  for (int rank : ranks) impl_->check_server(rank);
+  if (lost == heir) impl_->refuse_call("server " + std::to_string(lost) + " cannot be its own heir");
+  impl_->transport_.run_in_receiver([&] { impl_->inherit(lost, heir, ranks); });
+}
+
+void Worker::take_back(int server, std::unique_ptr<Stream> stream) {
+  impl_->check_that_it_outlives_servers();
+  impl_->check_server(server);
+  impl_->transport_.run_in_receiver([&] { impl_->take_back(server, std::move(stream)); });
 }
 
 std::vector<int> Worker::lost_servers() const {

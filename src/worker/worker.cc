@@ -16,6 +16,7 @@ Worker::Impl::Impl(int its_rank, int num_servers, NodeOptions options)
       transport_(std::move(options), *this) {
   if (num_servers < 1) refuse_call("a job needs at least one server, not " + std::to_string(num_servers));
   van_of_server_.assign(static_cast<size_t>(num_servers), -1);
+  own_van_ = van_of_server_;
   is_lost_.assign(van_of_server_.size(), false);
 }
 
@@ -61,15 +62,19 @@ Worker::~Worker() { close(0); }
 void Worker::add_server(int server, std::unique_ptr<Stream> stream, std::string label) {
   impl_->van_of_server(server);
   const int van = impl_->add_van(std::move(stream), std::move(label), server);
-  impl_->van_of_server_[static_cast<size_t>(server)] = van;
+  const auto place = static_cast<size_t>(server);
+  impl_->van_of_server_[place] = impl_->own_van_[place] = van;
 }
 
-void Worker::add_heir(int lost, int heir) {
-  impl_->check_server(lost);
-  impl_->check_server(heir);
-  if (!impl_->outlives_servers) impl_->refuse_call("it was not told to outlive servers");
-  if (impl_->van_of_server(heir) < 0) impl_->refuse_call("no connection to server " + std::to_string(heir));
-  impl_->van_of_server_[static_cast<size_t>(lost)] = impl_->van_of_server(heir);
+void Worker::add_heir(int lost, int heir, std::string label) {
+  impl_->check_that_it_outlives_servers();
+  const int van = impl_->van_of_server(heir);
+  if (impl_->van_of_server(lost) >= 0 || van < 0)
+    impl_->refuse_call((van < 0 ? "no connection to server " : "a connection to server ") +
+                       std::to_string(van < 0 ? heir : lost));
+  const auto place = static_cast<size_t>(lost);
+  impl_->own_van_[place] = impl_->add_van(nullptr, std::move(label), lost);
+  impl_->van_of_server_[place] = van;
 }
 
 void Worker::add_watch(std::unique_ptr<Stream> stream, std::string label) {

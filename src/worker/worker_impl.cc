@@ -336,7 +336,7 @@ void Worker::Impl::left(int van) {
     if (!leader_left_) leader_.note_departure(van);
     check_that_nothing_waits_for(van);
   }
-  if (std::find(van_of_server_.begin(), van_of_server_.end(), van) != van_of_server_.end())
+  if (std::find(own_van_.begin(), own_van_.end(), van) != own_van_.end())
     throw peer_left(label(), transport_.label(van), waiting_for(van));
 }
 

@@ -64,8 +64,12 @@ class Worker::Impl final : public Transport::Handler, public WayHost {
   int add_van(std::unique_ptr<Stream> stream, std::string peer, int rank_there = kNoPeer, bool is_bounded = false);
   int van_of_server(int server) const;
   void check_server(int server) const;
-  // Receiver thread: Worker::inherit().
-  void go_to_heir(int lost, int heir);
+  void check_that_it_outlives_servers() const;
+  // Receiver thread: Worker's methods of these names.
+  void inherit(int lost, int heir, const std::vector<int>& ranks);
+  void take_back(int server, std::unique_ptr<Stream> stream);
+  // Receiver thread. What these servers did is done at the other end of that van from here on.
+  void go_to(int van, const std::vector<int>& ranks);
   void claim_of(Key& key, const std::vector<bool>& is_moved, int heir_van, std::vector<Transport::Outgoing>& frames)
       P3_REQUIRES(mutex_);
   // The claim that a Way has made, with a copy of its payload.
@@ -116,9 +120,11 @@ class Worker::Impl final : public Transport::Handler, public WayHost {
   std::optional<Awaited> awaited_from(int van) const P3_REQUIRES(mutex_);
 
   const int num_servers_;
-  // Written by the receiver thread with the lock held, from start() on. Several servers have one, if that is an heir.
+  // Who serves its slices. Written by the receiver thread with the lock held, from start() on. Several servers have one, if
+  // that is an heir.
   std::vector<int> van_of_server_;
-  std::vector<bool> is_lost_ P3_GUARDED_BY(mutex_);  // by server: until it has an heir
+  std::vector<int> own_van_;                         // by server: to itself, lost or not; written before start()
+  std::vector<bool> is_lost_ P3_GUARDED_BY(mutex_);  // by server: that one is, and nothing has been said of it since
   BufferPool claims_{/*reuses=*/false};              // what is told to heirs
   LentBuffers lent_claims_;                          // receiver thread
   bool leaves_ P3_GUARDED_BY(mutex_) = false;        // give_what_is_owed() was called

@@ -180,7 +180,7 @@ class ClusterLink(Link):
             van = await connect(settings, secret, self.node, server, address)
             self.core.add_server(rank, van.socket.detach(), str(server), ring=van.ring, tls=van.tls)
         for lost, heir in heirs.items():
-            self.core.add_heir(lost, heir)
+            self.core.add_heir(lost, heir, str(Node("server", lost, member.servers[lost]["host"])))
         watch = await member.open_watch()
         self.core.add_watch(watch.socket.detach(), "the scheduler (%s)" % settings.root_host, tls=watch.tls)
 
