@@ -51,11 +51,12 @@ class _Question(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A barrier that all workers are in, and at which a process may enter in a place that is vacant."""
+    """A barrier that all workers are in, and at which a process may enter in a place that is vacant, or come back as a
+    server that is lost."""
 
     number: int
     round: int  # as the script counts: so many steps are behind it
-    problem: str  # why nobody can enter this job; "": nothing speaks against it
+    problem: str  # why no worker can enter this job; "": nothing speaks against it
 
 
 class Agreement:
@@ -240,8 +241,19 @@ class Agreement:
         return told
 
     @property
-    def servers_lost(self) -> int:
-        return self._heirs.lost
+    def all_rest(self) -> bool:
+        """All workers are in the barrier of the mark, also those that have entered at it: nothing is under way."""
+        return self.mark is not None and self._barriers[self.mark.number] >= set(self._workers)
+
+    def take_back_server(self, node: Node) -> Tuple[List[dict], Node]:
+        """While all_rest: a process is that lost server from here on. What it must be told: all keys, in the order in
+        which they were defined; and its heir, which is to hand over."""
+        self._servers = sorted([*self._servers, node])
+        self._snapshots.enter(node)
+        dropped = {identity for answer, identity in self._questions if answer == "dropped"}
+        plans = sorted(self._plans.items(), key=lambda item: item[1].wire_key)
+        keys = [plan.define(*identity, plan.wire_key) for identity, plan in plans if identity[0] not in dropped]
+        return keys, self._heirs.take_back(node)
 
     @property
     def heirs(self) -> Heirs:
@@ -517,7 +529,7 @@ class Agreement:
             return []
         self._require_one_mark(number)
         mark = self._marks[number][self._workers[0]]
-        if mark is not None and self._vacant:
+        if mark is not None and (self._vacant or self._heirs.lost):
             self.mark = Mark(number, mark["round"], mark["problem"])
             return []
         return self._done(number)
@@ -610,7 +622,7 @@ class Agreement:
     def _on_captured(self, node: Node, message: dict) -> Sent:
         self._require_first(node, message)
         round = message["round"]
-        problem = self._snapshots.begin(node, round, is_torn=message["lost"] < self.servers_lost)
+        problem = self._snapshots.begin(node, round, is_torn=message["changes"] < self._heirs.changes)
         asked = self._to(self._servers, {"kind": "write_snapshot", "round": round})
         return asked + (self._given_up_snapshot() if problem is None else self._snapshot_failed(round, problem))
 

@@ -15,7 +15,7 @@ from typing import Callable, Dict, Optional, Set
 from p3.cluster.agreement import Agreement, Sent
 from p3.cluster.entrants import Entrants
 from p3.cluster.node import Node
-from p3.cluster.rendezvous import Rendezvous, label_of
+from p3.cluster.rendezvous import Rendezvous, is_guest, label_of
 from p3.cluster.roster import Entry, Roster
 from p3.errors import RendezvousError
 from p3.settings import Settings
@@ -68,13 +68,15 @@ class Entrances:
         dismiss: Callable[[Entry, str], None],
         tell: Callable[[Sent], None],
         report: Callable[[dict], None],
+        hold_mark: Callable[[bool], bool],
     ) -> None:
         """`label`: the scheduler's. `end`: of the job. `decide(node, decision)` writes it down, and has it applied;
         `depart(entry, text)` the same of one that is gone; `dismiss(entry, text)` of one that was to take its place.
-        `tell`: what Agreement has decided. `report` tells `p3 run`."""
+        `tell`: what Agreement has decided. `report` tells `p3 run`. `hold_mark`: of Returns."""
         self._settings, self._label, self._roster, self._rendezvous = settings, label, roster, rendezvous
         self._agreement, self._end = agreement, end
         self._decide, self._depart, self._dismiss, self._tell, self._report = decide, depart, dismiss, tell, report
+        self._hold_mark = hold_mark
         self.replays = False  # what a scheduler before this one has decided: nothing new, up to go_on()
         self._entrants = Entrants(agreement, roster.nodes("worker"), roster.nodes("server"))
         self._candidates: Dict[Node, _Candidate] = {}  # of those on the way
@@ -170,6 +172,8 @@ class Entrances:
         if self.replays or self._end.done():
             return
         self._tell_why()
+        if self._hold_mark(not self._entrants.on_the_way):
+            return
         if self._agreement.mark is None:
             return self._expel_ready()
         while self._entrants.may_enter and self._entrants.next_in is not None:
@@ -273,7 +277,7 @@ class Entrances:
             if other != node:
                 self._roster.by_node[other].tell({"kind": "entered", "rank": node.rank, "host": join["host"]})
         self._tell(self._agreement.demand_anew())
-        self._report({"state": "entered", "rank": node.rank, "is_guest": _is_guest(join)})
+        self._report({"state": "entered", "rank": node.rank, "is_guest": is_guest(join)})
         self._put_on_trial(node)
 
     # On trial
@@ -316,7 +320,7 @@ class Entrances:
         entry.catches_up = False
         entry.tell({"kind": "abort", "text": text})
         entry.gone = True
-        self._report({"state": "expelled", "rank": entry.node.rank, "is_guest": _is_guest(entry.join)})
+        self._report({"state": "expelled", "rank": entry.node.rank, "is_guest": is_guest(entry.join)})
         loop = asyncio.get_running_loop()
         if entry.stream is not None:
             loop.call_later(_FAREWELL_S, entry.stream.abort)
@@ -336,8 +340,3 @@ class Entrances:
                 self._drop(node, _WITH_SCHEDULER)
         self._expel_on_trial()  # of whom that one has not yet written down that they are gone
         self.consider()
-
-
-def _is_guest(join: dict) -> bool:
-    """Whether the process is one of `p3 join`: `p3 run` says how many there are."""
-    return join["counts"]["DMLC_NUM_WORKER"] is None

@@ -2,13 +2,13 @@
 
 Each rank of a server names slices for good. A lost server's, and those that it had inherited, go to the next one that
 is alive, its heir. That is told to `inherit` each of these ranks, and says `inherited`; only then are the workers told
-of the heir (`server_departed`), as what they send to it from then on must find its slice. docs/replicated-servers.md
-has the rest.
+of the heir (`server_departed`), as what they send to it from then on must find its slice. A process that takes the
+rank of a lost server serves that one again (returns.py). docs/replicated-servers.md has the rest.
 """
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from p3.cluster.node import Node
 from p3.errors import DisagreementError, ProtocolError
@@ -19,8 +19,8 @@ Sent = List[Tuple[Node, dict]]
 class _Estate:
     """What a lost server leaves, until the workers know who has it."""
 
-    def __init__(self, lost: Node, ranks: Set[int]) -> None:
-        self.lost, self.ranks = lost, ranks
+    def __init__(self, lost: Node, ranks: Set[int], changes: int) -> None:
+        self.lost, self.ranks, self.changes = lost, ranks, changes
         self.heir: Node
         self.unanswered: Set[int]
 
@@ -30,13 +30,16 @@ class Heirs:
         """`workers`: a list that changes with the job; `servers`: by rank."""
         self._workers, self._servers = workers, list(servers)
         self._alive = list(servers)
-        self._serves = {node.rank: node for node in servers}  # as the workers know: who has the slices of that rank
+        # Who has the slices of that rank: as the workers know, or are told before anything else becomes of it.
+        self._serves = {node.rank: node for node in servers}
         self._estates: List[_Estate] = []
+        self.changes = 0  # how often a server was lost or came back
+        self._returned_at: Dict[int, int] = {}  # of a rank that came back: which change that was
 
     @property
-    def lost(self) -> int:
-        """How many are."""
-        return len(self._servers) - len(self._alive)
+    def lost(self) -> List[int]:
+        """Ranks."""
+        return [node.rank for node in self._servers if node not in self._alive]
 
     def is_alive(self, server: Node) -> bool:
         return server in self._alive
@@ -55,8 +58,9 @@ class Heirs:
         self._alive.remove(server)
         if not self._alive:
             raise DisagreementError("no other server is left")
+        self.changes += 1
         ranks = {rank for rank, one in self._serves.items() if one == server}
-        told = self._leave(_Estate(server, ranks), server)
+        told = self._leave(_Estate(server, ranks, self.changes), server)
         for estate in [one for one in self._estates if one.heir == server]:
             told += self._leave(estate, server)
         return told
@@ -78,5 +82,19 @@ class Heirs:
             return []
         self._estates.remove(estate)
         self._serves.update(dict.fromkeys(estate.ranks, server))
-        departed = {"kind": "server_departed", "rank": estate.lost.rank, "heir": server.rank}
+        departed = {"kind": "server_departed", "rank": estate.lost.rank, "heir": server.rank,
+                    "ranks": sorted(estate.ranks), "changes": estate.changes}  # fmt: skip
         return [(worker, departed) for worker in self._workers]
+
+    def take_back(self, server: Node) -> Node:
+        """A process is that lost server from here on; all workers know its heir, which is returned."""
+        heir = self._serves[server.rank]
+        self._servers[server.rank] = self._serves[server.rank] = server
+        self._alive = [one for one in self._servers if one in self._alive or one == server]
+        self.changes += 1
+        self._returned_at[server.rank] = self.changes
+        return heir
+
+    def was_former(self, rank: int, changes: int) -> bool:
+        """Whether a server of that rank, of which was spoken behind so many changes, is another one than there is."""
+        return changes < self._returned_at.get(rank, 0)

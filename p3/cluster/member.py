@@ -53,7 +53,8 @@ class Member:
     began_with: int  # workers
     strategy: Strategy  # Strategy.choices of the job's
     rejoined: Optional[dict]  # of a worker that takes a lost one's place: see messages.py
-    entered: Optional[dict]  # of one that has entered a running job
+    entered: Optional[dict]  # of one that has entered a running job, or is a server that comes back
+    server_changes: int  # how often a server of the job had been lost or come back by then
     outlived = False  # the scheduler, by its nodes: another one takes its place if it dies
 
     def __init__(self, settings: Settings) -> None:
@@ -96,6 +97,10 @@ class Member:
         workers = [("of rank", rank) if one is None else one["machine"] for rank, one in enumerate(self.workers)]
         servers = [one["machine"] for one in self.servers]
         return Placement.of(workers, servers, self._settings.local_aggregation)
+
+    def label_of_worker(self, rank: int) -> str:
+        """As messages name it."""
+        return str(Node("worker", rank, self.workers[rank]["host"]))
 
     async def _enter(self) -> None:
         """A job that runs, whatever becomes of its schedulers meanwhile."""
@@ -178,6 +183,7 @@ class Member:
         self.rejoined, self.entered, self.outlived = (welcome[name] for name in ("rejoined", "entered", "outlived"))
         nodes = await self._receive_within(patience_s, "nodes")
         self.servers, self.workers, self.began_with = nodes["servers"], nodes["workers"], nodes["began_with"]
+        self.server_changes = nodes["server_changes"]
         self.strategy = read_of_job(nodes["strategy"])
 
     def close_door(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping
 from p3.errors import ProtocolError
 from p3.plan.key_plan import REDUCTIONS, UPDATES
 
-PROTOCOL_VERSION = 20
+PROTOCOL_VERSION = 21
 MAX_BYTES_BEFORE_JOIN = 4 << 10
 MAX_BYTES = 16 << 20
 MAX_GROUPS = 16  # of layers, in a worker's report of its waits
@@ -131,7 +131,8 @@ _PLAN = {
 }  # fmt: skip
 # Of a key that is cut anew while the job rests: the plan before, and the last round that went by it.
 _RECUT = {**_PLAN, "predecessor": _int, "round": _int}
-_SERVER = _object({"host": _str, "port": _int, "local": _str, "machine": _str, "heir": _or_none(_int)})
+_ADDRESS = {"host": _str, "port": _int, "local": _str, "machine": _str}  # of a server
+_SERVER = _object({**_ADDRESS, "heir": _or_none(_int)})
 _WORKER = _object({"host": _str, "local": _str, "machine": _str})
 
 # What a process tells of itself while somebody watches; totals are since it began, `at_s` by its own clock.
@@ -169,7 +170,7 @@ FIELDS: Dict[str, Dict[str, Check]] = {
         # Of a node that has lost the scheduler of a running job, and has found another one in its place: its rank, and
         # how many messages that count it had heard (journal.py).
         "back": _or_none(_object({"rank": _int, "heard": _int})),
-        "enters": _bool,  # a job that runs, in a place that no worker has
+        "enters": _bool,  # a job that runs, in a place that no worker has, or as a server that is lost
     },
     "ready": {},  # its connections to the other nodes stand
     "announce": {
@@ -209,8 +210,8 @@ FIELDS: Dict[str, Dict[str, Check]] = {
         "waited_s": _seconds,
         "waiting": _int,  # how many workers
     },
-    # Worker 0: the servers hold the copies of a snapshot; how many servers it knew to be lost when they began with it.
-    "captured": {"round": _int, "lost": _int},
+    # Worker 0: the servers hold the copies of a snapshot. When they began, it knew of so many changes of servers.
+    "captured": {"round": _int, "changes": _int},
     "snapshot_written": {"round": _int, "bytes": _int, "sha256": _sha256},  # this server's or worker's part of it
     # It cannot write its part, or worker 0 not complete the snapshot; also to all workers, first words first. Without a
     # text: somebody takes no part in snapshots any more.
@@ -237,8 +238,12 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     # A server of a lost worker: why it cannot be replaced, or ""; and the last round of each key that it has pushed.
     "lost_at": {"rank": _int, "problem": _str, **_ROUNDS},
     "filled": {"rank": _int},  # and the server's door is open for another process of that rank
-    "server_lost": {"rank": _int},  # a worker has lost its connection to that server
+    # A worker has lost its connection to that server, or gets none; so many changes of servers it has heard of by then.
+    "server_lost": {"rank": _int, "changes": _int},
     "inherited": {"rank": _int},  # a server serves what the one of that rank did
+    "opened": {},  # a server that comes back has all keys; the workers may say what they have
+    "handed_over": {"rank": _int},  # its heir serves nothing of that rank any more
+    "taken_back": {"rank": _int, "done": _bool},  # a worker has done what `server_returned` asks, or cannot
     "dismissed": {"rank": _int},  # a server waits for that worker no more, which departs
     "admitted": {"rank": _int, "problem": _str},  # so it is, if there is no problem
     "worker_reported": {  # the answer to `report`
@@ -269,10 +274,10 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     "noted": {"count": _int},  # the same, now and then
     # Right behind it, by rank; of workers all that there may be, null for a place that no process has had. The job has
     # begun with so many. `heir`: of a server that is lost, who serves what it did; None: it is there. `strategy`: the
-    # job's Strategy.choices, text and path; null: it has none.
+    # job's Strategy.choices, text and path; null: it has none. `server_changes`: how often one was lost or came back.
     "nodes": {
         "servers": _list_of(_SERVER), "workers": _list_of(_or_none(_WORKER)), "began_with": _int,
-        "strategy": _or_none(_pair_of(_str, _str)),
+        "strategy": _or_none(_pair_of(_str, _str)), "server_changes": _int,
     },
     "waits": {"text": _str},  # to a process that wants to enter a running job: why it still waits
     "start": {},
@@ -281,10 +286,14 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     "lost": {"rank": _int},  # to servers: that worker is gone
     "departed": {"rank": _int},  # to servers and workers: it is, and the job goes on without it
     "inherit": {"rank": _int},  # to a server: that one is lost, and you are its heir
-    "server_departed": {"rank": _int, "heir": _int},  # to workers: what it served, the other one serves
+    # To workers: it is lost, and what it served, the other one serves; after so many changes of servers.
+    "server_departed": {"rank": _int, "heir": _int, "ranks": _list_of(_int), "changes": _int},
+    "open": {},  # to a server that comes back: that were all keys
+    "hand_over": {"rank": _int},  # to a server: that one comes back, and you are its heir no more
+    "server_returned": {"rank": _int, **_ADDRESS, "changes": _int},  # to workers: it serves its own slices again
     "admit": {"rank": _int},  # to servers: another process may enter the job as that rank, between two rounds
     "entered": {"rank": _int, "host": _str},  # to the other workers: it has
-    "members": {"ranks": _list_of(_int)},  # to who has: all workers, in the order of coming
+    "members": {"ranks": _list_of(_int)},  # to who has, or a server that is back: all workers, in the order of coming
     # To servers: complete its rounds up to these. `skips`: it would have skipped them. `last`: no more will follow, so
     # answer, and let another process of that rank in.
     "fill": {"rank": _int, **_ROUNDS, "skips": _bool, "last": _bool},

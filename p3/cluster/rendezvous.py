@@ -139,6 +139,11 @@ def label_of(join: dict) -> str:
     return str(Node(join["role"], join["rank"], join["host"]))
 
 
+def is_guest(join: dict) -> bool:
+    """Whether the process is one of `p3 join`: `p3 run` says how many there are."""
+    return join["counts"]["DMLC_NUM_WORKER"] is None
+
+
 def _place(join: dict) -> tuple:
     return (join["host"], join["port"] or join["pid"], join["pid"])
 

@@ -8,10 +8,10 @@ The life of a job: nodes join (within P3_RENDEZVOUS_TIMEOUT_S) -> everyone gets 
 servers are told to `stop` -> they have said `bye`. The first failure anywhere, and the death of any node, ends the
 job instead: all others get its text (`abort`), and the scheduler exits with 1. But with P3_ON_WORKER_LOSS=wait the
 others wait for a lost worker, until another process of its rank has joined (vacancies.py), and with "continue" they go
-on without it (`departed`). With P3_ON_SERVER_LOSS=continue another server takes over from one that is lost (heirs.py).
-And a scheduler that has a journal leaves it to another one, if it dies (journal.py): the nodes come back to that. Into
-a job that goes on without lost workers others may enter, in their places or in those that it has had from the beginning
-for workers to come (entrances.py).
+on without it (`departed`). With P3_ON_SERVER_LOSS=continue another server takes over from one that is lost (heirs.py),
+until another process takes its place (returns.py). And a scheduler that has a journal leaves it to another one, if it
+dies (journal.py): the nodes come back to that. Into a job that goes on without lost workers others may enter, in their
+places or in those that it has had from the beginning for workers to come (entrances.py).
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from p3.cluster.entrances import DECISIONS, Entrances
 from p3.cluster.journal import Journal
 from p3.cluster.node import Node, endpoint, listen_as_root
 from p3.cluster.rendezvous import Rendezvous
+from p3.cluster.returns import Returns
 from p3.cluster.roster import Entry, Roster
 from p3.cluster.stragglers import Stragglers
 from p3.cluster.strategies import told_to_all
@@ -72,10 +73,11 @@ class Scheduler:
             settings.root_host, settings.num_workers, settings.num_servers, settings.max_workers
         )
         self._roster = Roster()
-        self._agreement: Optional[Agreement] = None  # from `welcome` on, as the next three
+        self._agreement: Optional[Agreement] = None  # from `welcome` on, as the next four
         self._stragglers: Optional[Stragglers] = None
         self._vacancies: Optional[Vacancies] = None
         self._entrances: Optional[Entrances] = None
+        self._returns: Optional[Returns] = None
         self._departures = Departures()
         self._started = asyncio.Event()
         self._end: asyncio.Future = asyncio.get_running_loop().create_future()  # None, or the text of the failure
@@ -205,7 +207,8 @@ class Scheduler:
                 if not self._started.is_set():
                     raise RendezvousError("%s wants to join a job that does not run yet" % entry)
                 self._depart_former(join)
-                await self._entrances.let_in(entry, self._nodes, self._journal is not None)
+                entrances = self._returns if join["role"] == "server" else self._entrances
+                await entrances.let_in(entry, self._nodes, self._journal is not None)
                 await self._follow(entry)
                 return
             self._rendezvous.join(join)
@@ -237,11 +240,17 @@ class Scheduler:
                 self._on_message(entry, message)
         except (ProtocolError, DisagreementError) as error:
             text = "%s: %s" % (self._label, error)
-            self._entrances.expel(entry, text) if self._is_on_probation(entry) else self._fail(text)
+            self._expel(entry, text) if self._is_on_probation(entry) else self._fail(text)
         await entry.stream.close(_FAREWELL_S)
 
     def _is_on_probation(self, entry: Entry) -> bool:
-        return self._entrances is not None and self._entrances.is_on_probation(entry)
+        return self._agreement is not None and (
+            self._entrances.is_on_probation(entry) or self._returns.is_on_the_way(entry)
+        )
+
+    def _expel(self, entry: Entry, text: str) -> None:
+        """One on probation, which is told why."""
+        (self._returns if entry.node.role == "server" else self._entrances).expel(entry, text)
 
     async def _watch(self, sock: socket.socket, first: dict, encrypted: Callable) -> None:
         """Echoes the heartbeats of a node's core, with what windows go by, and notices when they cease."""
@@ -309,9 +318,13 @@ class Scheduler:
         machines += [("of rank", rank) for rank in to_come]  # whatever that will be: nobody pushes for it
         self._stragglers = Stragglers(roster.nodes("worker"), machines, settings.straggler_s, settings.stuck_s)
         self._vacancies = Vacancies(settings, self._label, roster, self._agreement, self._end, self._fail, self._report)
+        self._returns = Returns(
+            settings, self._label, roster, self._rendezvous, self._agreement, self._end, self._decide,
+            lambda: self._entrances.consider(), self._tell, self._report,
+        )  # fmt: skip
         self._entrances = Entrances(
             settings, self._label, roster, self._rendezvous, self._agreement, self._end, self._decide, self._depart,
-            self._dismiss, self._tell, self._report,
+            self._dismiss, self._tell, self._report, self._returns.hold_mark,
         )  # fmt: skip
 
     def _nodes(self) -> dict:
@@ -326,13 +339,13 @@ class Scheduler:
             server["heir"] = None if heir is None else heir.rank
         return {
             "kind": "nodes", "servers": servers, "workers": workers, "began_with": self._settings.num_workers,
-            "strategy": told_to_all(self._strategy),
+            "strategy": told_to_all(self._strategy), "server_changes": self._agreement.heirs.changes,
         }  # fmt: skip
 
     def _on_message(self, entry: Entry, message: dict) -> None:
         kind = message["kind"]
         if kind == "failed" and self._is_on_probation(entry):
-            self._entrances.expel(entry, message["text"])
+            self._expel(entry, message["text"])
             return
         # It would count as a member's goodbye, and stay so after the process has departed.
         if kind == "bye" and self._is_on_probation(entry):
@@ -356,11 +369,14 @@ class Scheduler:
         elif (kind, entry.node.role) in (("lost_at", "server"), ("filled", "server"), ("place", "worker")):
             self._vacancies.on_message(entry.node, message)
         elif (kind, entry.node.role) == ("server_lost", "worker"):
-            self._on_server_lost(entry, message["rank"])
+            self._on_server_lost(entry, message["rank"], message["changes"])
         elif (kind, entry.node.role) == ("admitted", "server"):
             self._entrances.on_admitted(entry.node, message)
         elif (kind, entry.node.role) == ("dismissed", "server"):
             self._end_departures(self._departures.on_dismissed(entry.node, message))
+        elif (kind, entry.node.role) in (("opened", "server"), ("handed_over", "server"), ("taken_back", "worker")):
+            self._returns.on_message(entry.node, message)
+            self._entrances.consider()
         elif kind == "bye" and entry.node.role == "server":
             entry.left = True
             self._end_behind_the_last()
@@ -386,7 +402,9 @@ class Scheduler:
         if not entry.watched or entry.ready:
             raise ProtocolError("%s said that it is ready at the wrong time" % entry)
         entry.ready = True
-        if entry.catches_up:
+        if entry.catches_up and entry.node.role == "server":
+            self._entrances.consider()
+        elif entry.catches_up:
             (self._entrances if entry.join["enters"] else self._vacancies).on_ready(entry)
         elif all(other.ready for other in self._roster.entries):
             log.info("%s: all nodes are connected", self._label)
@@ -418,9 +436,12 @@ class Scheduler:
     # Taking the place of a scheduler that has died
 
     def _decide(self, node: Node, decision: dict) -> None:
-        """About a process that enters; written down before anything follows from it."""
+        """About a process that enters, or comes back; written down before anything follows from it."""
         self._write_down(node, decision)
-        self._entrances.apply(node, decision)
+        self._apply(node, decision)
+
+    def _apply(self, node: Node, decision: dict) -> None:
+        (self._returns if decision["kind"] == "return" else self._entrances).apply(node, decision)
 
     def _write_down(self, node: Node, message: dict) -> None:
         """Before anything follows from it."""
@@ -485,8 +506,8 @@ class Scheduler:
                 self._let_server_go(entry, "%s: %s was lost." % (self._label, entry))
             elif message["kind"] == "departed":
                 self._let_go(entry, message, "%s: %s was lost." % (self._label, entry))
-            elif message["kind"] in DECISIONS:
-                self._entrances.apply(entry.node, message)
+            elif message["kind"] in (*DECISIONS, "return"):
+                self._apply(entry.node, message)
             else:
                 self._on_message(entry, message)
         except (ProtocolError, DisagreementError) as error:
@@ -588,7 +609,9 @@ class Scheduler:
             done = "round %d" % entry.last_round if entry.last_round else "no round"
             heard = "; when last heard from, it had completed %s" % done
         text = "%s: %s %s%s. See its log." % (self._label, entry, what, heard)
-        if entry.node is not None and entry.node.role == "server" and self._settings.outlives_servers:
+        if self._returns is not None and self._returns.is_on_the_way(entry):
+            self._returns.expel(entry, text)
+        elif entry.node is not None and entry.node.role == "server" and self._settings.outlives_servers:
             self._lose_server(entry, text)
         elif not self._settings.outlives_workers or entry.node is None or entry.node.role != "worker":
             self._fail(text)
@@ -621,6 +644,7 @@ class Scheduler:
     def _let_go(self, entry: Entry, departed: dict, text: str) -> None:
         entry.gone = entry.left = True
         was_member = not self._entrances.drop(entry.node)
+        self._returns.lose(entry.node)
         servers = [one for one in self._roster.nodes("server") if self._agreement.heirs.is_alive(one)]
         self._departures.begin(entry.node, was_member, text, servers)
         self._roster.tell_all("server", departed)
@@ -650,7 +674,7 @@ class Scheduler:
 
     # Going on without a server
 
-    def _on_server_lost(self, worker: Entry, rank: int) -> None:
+    def _on_server_lost(self, worker: Entry, rank: int, changes: int) -> None:
         """What not all workers reach is no server, though it may be alive. A worker that is itself cut off does not
         come to say so, or departs in a moment; so does one that was, and reaches no server any more. One that joins
         departs, whosever fault it is. It is said only once, perhaps to the scheduler before this one."""
@@ -659,6 +683,8 @@ class Scheduler:
             raise ProtocolError("%s says that it has lost server %d" % (worker, rank))
         if self._is_on_probation(worker):
             raise DisagreementError("%s lost its connection to %s while it joined the job" % (worker, entry))
+        if self._agreement.heirs.was_former(rank, changes):
+            return
         worker.lost_servers.add(rank)
         if not entry.gone and not entry.left and not self._end.done():
             asyncio.get_running_loop().call_later(_SECOND_LOOK_S, self._believe, worker, entry)
@@ -677,7 +703,7 @@ class Scheduler:
 
     @property
     def _servers_there(self) -> List[Entry]:
-        return [one for one in self._roster.entries if one.node.role == "server" and not (one.gone or one.left)]
+        return [one for one in self._roster.entries if one.node.role == "server" and one.hears]
 
     def _lose_server(self, entry: Entry, text: str) -> None:
         if not self._started.is_set():
@@ -705,6 +731,7 @@ class Scheduler:
             log.warning("%s Another server takes over from it.", text)
         self._report({"state": "server_departed", "server": entry.node.rank})
         self._tell(told)  # first, as one that replays it: whose departures then follow are written down behind it
+        self._returns.lose(entry.node)
         self._end_departures(self._departures.lose_server(entry.node))
         self._entrances.lose_server(entry.node)
         self._end_behind_the_last()

@@ -19,6 +19,7 @@ _MAX_AHEAD = 4  # snapshots that a worker may report before they are begun; roun
 class SnapshotParts:
     def __init__(self, workers: Sequence[Node], servers: Sequence[Node]) -> None:
         self._first, self._nodes = workers[0], {*workers, *servers}
+        self._awaited = set(self._nodes)  # of these, who has a part of the last one that was begun
         self._round = 0  # of the snapshot that was begun last
         self._begun_by: Optional[Node] = None
         self._reported: Dict[int, Dict[Node, dict]] = {}  # by round; of those that have not ended
@@ -29,16 +30,17 @@ class SnapshotParts:
 
     def begin(self, node: Node, round: int, is_torn: bool = False) -> Optional[str]:
         """Why it cannot be whole, if that is known already; "": a first worker that has departed had begun it.
-        `is_torn`: a server was lost while the servers made their copies."""
+        `is_torn`: a server was lost or came back while the servers made their copies."""
         if round == self._round and node != self._begun_by:
             return ""
         if round <= self._round:
             raise ProtocolError("%s began the snapshot of round %d after that of %d" % (node, round, self._round))
         self._round, self._begun_by, self._is_written = round, node, False
+        self._awaited = set(self._nodes)
         for other in [other for other in self._reported if other < round]:
             del self._reported[other]
         self._reported.setdefault(round, {})
-        problem = "a server was lost while its copies were made" if is_torn else self._failed.get(round)
+        problem = "a server was lost or came back while its copies were made" if is_torn else self._failed.get(round)
         self._failed = {other: text for other, text in self._failed.items() if other > round}
         if problem is not None:
             del self._reported[round]
@@ -65,13 +67,13 @@ class SnapshotParts:
     def depart_server(self, node: Node) -> Optional[int]:
         """As depart(), of a server: what it had written is a part all the same."""
         self._nodes.discard(node)
-        if node in self._reported.get(self._round, {node}):
+        if node not in self._awaited or node in self._reported.get(self._round, {node}):
             return None
         del self._reported[self._round]
         return self._round
 
     def enter(self, node: Node) -> None:
-        """It takes part in snapshots that are begun from here on; none is under way."""
+        """It takes part in snapshots that are begun from here on."""
         self._nodes.add(node)
 
     def has_left(self, node: Node) -> bool:
@@ -100,7 +102,7 @@ class SnapshotParts:
         if is_early or node in parts or len(self._reported) > _MAX_AHEAD:
             self._refuse(node, round)
         parts[node] = {"role": node.role, "rank": node.rank, "bytes": size, "sha256": sha256}
-        if not parts.keys() >= self._nodes:
+        if not parts.keys() >= self._awaited & self._nodes:
             return None
         del self._reported[round]
         self._is_written = True

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import sys
 import time
-from typing import Callable, Dict, List, Optional
+from typing import Callable, Dict, List, Optional, Sequence
 
 from p3._core import P3Error, P3Server
 from p3.cluster.connections.channel import cancel
@@ -19,7 +19,6 @@ from p3.cluster.connections.strangers import PACE_S
 from p3.cluster.connections.vans import DoorStep, Van, accept_workers, admit_workers, provide_for
 from p3.cluster.member import Member
 from p3.cluster.messages import columns, sendable
-from p3.cluster.node import Node
 from p3.cluster.stragglers import report_late
 from p3.cluster.watching import report
 from p3.errors import ConfigError, RendezvousError
@@ -118,29 +117,24 @@ async def _serve(settings: Settings) -> int:
                 outlives_scheduler=member.outlived,
             )
             provide_for(settings, label, len(member.workers), "workers", 0)  # how many are local, it is not told
-            first = range(member.began_with)
-            vans = await member.unless_aborted(
-                accept_workers(member.door, settings.job_secret(), label, first, settings=settings)
-            )
-            if not settings.outlives_workers:
-                member.close_door()
-            for rank, van in sorted(vans.items()):
-                worker = Node("worker", rank, member.workers[rank]["host"])
-                core.add_worker(rank, van.socket.detach(), str(worker), ring=van.ring, tls=van.tls)
-            for rank in range(member.began_with, len(member.workers)):
-                core.leave_empty(rank, "worker %d (which has joined)" % rank)
+            is_back = member.entered is not None
+            if not is_back:
+                await _meet_workers(member, core, settings)
             watch = await member.unless_aborted(member.open_watch())
             core.add_watch(watch.socket.detach(), "the scheduler (%s)" % settings.root_host, tls=watch.tls)
             await member.start()
+            there = (await member.receive("members"))["ranks"] if is_back else None
+            if there is not None:
+                _expect_workers(member, core, there)
             lost_workers = None
-            if settings.outlives_workers:
-                lost_workers = LostWorkers(core, member.door, settings, label)
+            if settings.outlives_workers or is_back:
+                lost_workers = LostWorkers(core, member.door, settings, label, there or ())
                 at_end.push_async_callback(lost_workers.close)
             core.start()
             member.outlive(core)
             at_end.callback(core.stop)
-            log.info("%s: started with %d workers", label, member.began_with)
-            await _follow(member, core, lost_workers, settings)
+            log.info("%s: started with %d workers", label, member.began_with if there is None else len(there))
+            await _follow(member, core, lost_workers, settings, there)
             return 0
         except (ConfigError, RendezvousError, P3Error) as error:  # all hear why, by the scheduler; of an abort it knows
             _say(error)  # now: at the end it waits for a scheduler that may be frozen
@@ -149,9 +143,37 @@ async def _serve(settings: Settings) -> int:
             return 1
 
 
-async def _follow(member: Member, core: P3Server, lost_workers: Optional[LostWorkers], settings: Settings) -> None:
-    """Control messages until `stop`. RendezvousError: the first failure, the core's own or the job's."""
+async def _meet_workers(member: Member, core: P3Server, settings: Settings) -> None:
+    """With whom the job begins."""
+    first = range(member.began_with)
+    vans = await member.unless_aborted(
+        accept_workers(member.door, settings.job_secret(), str(member.node), first, settings=settings)
+    )
+    if not settings.outlives_workers:
+        member.close_door()
+    for rank, van in sorted(vans.items()):
+        core.add_worker(rank, van.socket.detach(), member.label_of_worker(rank), ring=van.ring, tls=van.tls)
+    for rank in range(member.began_with, len(member.workers)):
+        core.leave_empty(rank, "worker %d (which has joined)" % rank)
+
+
+def _expect_workers(member: Member, core: P3Server, there: Sequence[int]) -> None:
+    """Of a server that comes back: these connect to it once it has all keys."""
+    for rank in range(len(member.workers)):
+        if rank in there:
+            core.expect_worker(rank, member.label_of_worker(rank))
+        else:
+            core.leave_empty(rank, "worker %d (which has joined)" % rank)
+
+
+async def _follow(
+    member: Member, core: P3Server, lost_workers: Optional[LostWorkers], settings: Settings,
+    there: Optional[Sequence[int]] = None,
+) -> None:  # fmt: skip
+    """Control messages until `stop`. RendezvousError: the first failure, the core's own or the job's. `there`: of a
+    server that is back, and is told all keys before it may `open`: the workers, in the order of coming."""
     loop = asyncio.get_running_loop()
+    once_claimed = OnceClaimed(core)
     ended = loop.create_future()
     began_at = loop.time()
     label = str(member.node)
@@ -186,6 +208,7 @@ async def _follow(member: Member, core: P3Server, lost_workers: Optional[LostWor
             member.send(report.of_server(core, loop.time() - began_at))
 
     async def listen() -> None:
+        is_open = there is None
         try:
             while True:
                 message = await member.receive()
@@ -201,7 +224,15 @@ async def _follow(member: Member, core: P3Server, lost_workers: Optional[LostWor
                     tell_how_it_is()
                     continue
                 if message["kind"] == "admit":
-                    lost_workers.admit(message["rank"], member.send)
+                    once_claimed.call(lambda rank=message["rank"]: member.send(lost_workers.admit(rank)))
+                    continue
+                if message["kind"] == "hand_over":
+                    once_claimed.call(lambda rank=message["rank"]: member.send(hand_over(core, rank)))
+                    continue
+                if message["kind"] == "open":
+                    core.open(there)
+                    is_open = True
+                    member.send({"kind": "opened"})
                     continue
                 answer = lost_workers.apply(message) if lost_workers is not None else None
                 if answer is None:
@@ -209,7 +240,7 @@ async def _follow(member: Member, core: P3Server, lost_workers: Optional[LostWor
                     if message["kind"] == "define" and snapshots.loads:
                         if await loop.run_in_executor(None, snapshots.load, message, tell):
                             member.send({"kind": "loaded", "wire_key": message["wire_key"]})
-                if answer is not None:
+                if answer is not None and (is_open or message["kind"] != "define"):  # of one that is back nobody waits
                     member.send(answer)
         except (RendezvousError, ValueError) as error:
             # An abort, or the scheduler is gone; or we cannot do what it says. The workers hear it from us as well.
@@ -230,6 +261,34 @@ async def _follow(member: Member, core: P3Server, lost_workers: Optional[LostWor
         ended.result()
 
 
+def hand_over(core: P3Server, rank: int) -> dict:
+    """What it had inherited of that one, which is back."""
+    core.hand_over(rank)
+    return {"kind": "handed_over", "rank": rank}
+
+
+class OnceClaimed:
+    """Calls what must wait until all workers have said what they have of lost servers; in the order of asking, which
+    for workers that enter is the same on all servers. Threads: the event loop's alone."""
+
+    def __init__(self, core: P3Server) -> None:
+        self._core = core
+        self._waiting: List[Callable[[], None]] = []
+
+    def call(self, function: Callable[[], None]) -> None:
+        self._waiting.append(function)
+        if len(self._waiting) == 1:
+            self._call_next()
+
+    def _call_next(self) -> None:
+        with contextlib.suppress(P3Error):  # the core has failed, and tells everybody
+            while self._waiting and not self._core.awaits_claims():
+                self._waiting[0]()
+                self._waiting.pop(0)
+            if self._waiting:
+                asyncio.get_running_loop().call_later(_CLAIMS_S, self._call_next)
+
+
 def _labelled(label: str, error: Exception) -> str:
     return str(error) if str(error).startswith(label) else "%s: %s" % (label, error)
 
@@ -239,10 +298,13 @@ class LostWorkers:
     process in. What the scheduler does with that is in p3/cluster/losses.py; with those that enter in the place of one
     that has departed, in entrances.py there. Threads: the event loop's alone."""
 
-    def __init__(self, core: P3Server, door: DoorStep, settings: Settings, label: str) -> None:
+    def __init__(
+        self, core: P3Server, door: DoorStep, settings: Settings, label: str, expected: Sequence[int] = ()
+    ) -> None:
+        """`expected`: ranks of workers that connect to a server which has come back."""
         self._core = core
-        self._awaited: Dict[int, object] = {}  # ranks that may come in, as admit_workers has them
-        self._to_admit: List[int] = []  # of which the scheduler has not heard
+        # Ranks that may come in, as admit_workers has them.
+        self._awaited: Dict[int, object] = {rank: object() for rank in expected}
         self._admitting = asyncio.ensure_future(
             admit_workers(
                 door, settings.job_secret(), label, self._awaited, self._let_in, settings=settings, pace_s=PACE_S
@@ -266,25 +328,12 @@ class LostWorkers:
                 return {"kind": "filled", "rank": rank}
         return None
 
-    def admit(self, rank: int, tell: Callable[[dict], None]) -> None:
-        """Tells what became of an `admit` message, once all workers have said what they have of a lost server; in the
-        order of the messages, in which all servers have the workers."""
-        self._to_admit.append(rank)
-        if len(self._to_admit) == 1:
-            self._admit_next(tell)
-
-    def _admit_next(self, tell: Callable[[dict], None]) -> None:
-        try:
-            while self._to_admit and not self._core.awaits_claims():
-                rank = self._to_admit.pop(0)
-                problem = self._core.admit_worker(rank)
-                if not problem:
-                    self._awaited[rank] = object()
-                tell({"kind": "admitted", "rank": rank, "problem": sendable(problem)})
-        except P3Error:  # the core has failed, and tells everybody
-            return
-        if self._to_admit:
-            asyncio.get_running_loop().call_later(_CLAIMS_S, self._admit_next, tell)
+    def admit(self, rank: int) -> dict:
+        """What becomes of an `admit` message."""
+        problem = self._core.admit_worker(rank)
+        if not problem:
+            self._awaited[rank] = object()
+        return {"kind": "admitted", "rank": rank, "problem": sendable(problem)}
 
     def _let_in(self, rank: int, van: Van) -> None:
         try:

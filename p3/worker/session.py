@@ -495,8 +495,8 @@ class Session(Control):
         the job here (P3_JOIN), in the place of a worker that has departed or, up to P3_MAX_WORKERS, as a further one.
         It is a member of those that are returned, has the round and the first worker's `state` (a tree,
         p3.snapshots.tree) from resume(), and begins with this very call, which returns when it has come so far; until
-        then it declares its keys and gives each its init(), which brings the value that the servers have. All
-        operations must be complete: it waits for them.
+        then it declares its keys and gives each its init(), which brings the value that the servers have. And here a
+        process may take the place of a server that was lost. All operations must be complete: it waits for them.
         """
         self.check()
         own = tree.checked(state, "state")

@@ -19,11 +19,13 @@ GIVEN_UP = {"kind": "snapshot_failed", "round": 5, "text": ""}
 @settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_whoever_is_lost_and_whenever_a_living_server_that_knows_of_it_serves_each_rank(data):
-    """Workers follow what they are told, as does a server: it serves what it has said it has inherited."""
+    """Workers follow what they are told, as does a server: it serves what it has said it has inherited. A process that
+    comes back as a lost one serves that rank again, and its heir does not any more."""
     heirs, alive = Heirs(WORKERS, SERVERS), list(SERVERS)
     asked = []  # of servers that are to answer
     has = {server: {server.rank} for server in SERVERS}
     route = list(SERVERS)  # of the workers
+    changes, told_changes = 0, []
 
     def pass_on(sent):
         for receiver, message in sent:
@@ -31,28 +33,41 @@ def test_whoever_is_lost_and_whenever_a_living_server_that_knows_of_it_serves_ea
             if receiver.role == "server":
                 asked.append((receiver, message["rank"]))
             elif receiver == WORKERS[0]:
-                lost, heir = SERVERS[message["rank"]], SERVERS[message["heir"]]
-                for rank in range(len(SERVERS)):
-                    if route[rank] == lost:
-                        route[rank] = heir
-                        assert heir not in alive or rank in has[heir], (rank, heir)
+                heir = SERVERS[message["heir"]]
+                told_changes.append(message["changes"])
+                for rank in message["ranks"]:
+                    route[rank] = heir
+                    assert heir not in alive or rank in has[heir], (rank, heir)
 
     while True:
         turns = [("answer", one) for one in asked if one[0] in alive]
-        if len(alive) > 1 and data.draw(st.integers(0, 3), "loses") == 0:
+        if len(alive) > 1 and data.draw(st.integers(0, 3), "loses") == 3:
             turns += [("lose", server) for server in alive]
+        if heirs.are_known and data.draw(st.integers(0, 2), "returns") == 2:
+            turns += [("return", SERVERS[rank]) for rank in heirs.lost]
         if not turns:
             break
         what, it = data.draw(st.sampled_from(turns), "turn")
+        changes += what != "answer"
         if what == "lose":
             alive.remove(it)
+            asked = [one for one in asked if one[0] != it]
+            has[it] = set()
             pass_on(heirs.lose(it))
+        elif what == "return":
+            former = route[it.rank]
+            assert heirs.take_back(it) == former and former in alive
+            has[former].remove(it.rank)
+            alive.append(it)
+            has[it], route[it.rank] = {it.rank}, it
+            assert heirs.was_former(it.rank, changes - 1) and not heirs.was_former(it.rank, changes)
         else:
             asked.remove(it)
             has[it[0]].add(it[1])
             pass_on(heirs.on_inherited(it[0], {"kind": "inherited", "rank": it[1]}))
-    assert all(server in alive for server in route), route
-    assert heirs.lost == len(SERVERS) - len(alive)
+    assert all(server in alive and rank in has[server] for rank, server in enumerate(route)), route
+    assert heirs.changes == changes and len(set(told_changes) & set(range(1, changes + 1))) == len(told_changes)
+    assert heirs.lost == [server.rank for server in SERVERS if server not in alive]
 
 
 def test_the_last_one_leaves_nobody_and_no_server_inherits_unasked():
@@ -81,14 +96,14 @@ def test_nobody_waits_for_the_answer_of_one_that_is_lost():
     assert told[0][1]["servers"] == [{"rounds": 3, "label": str(SERVERS[0])}, {"late_s": []}]
     told = agreement.receive(SERVERS[0], {"kind": "inherited", "rank": 1})
     assert [(node, message) for node, message in told] == [
-        (worker, {"kind": "server_departed", "rank": 1, "heir": 0}) for worker in WORKERS
+        (worker, {"kind": "server_departed", "rank": 1, "heir": 0, "ranks": [1], "changes": 1}) for worker in WORKERS
     ]
 
 
 @pytest.mark.parametrize("has_written", [False, True])
 def test_a_snapshot_that_lacks_its_part_is_given_up(has_written):
     agreement = Agreement(WORKERS, SERVERS[:2])
-    agreement.receive(WORKERS[0], {"kind": "captured", "round": 5, "lost": 0})
+    agreement.receive(WORKERS[0], {"kind": "captured", "round": 5, "changes": 0})
     if has_written:
         written = {"kind": "snapshot_written", "round": 5, "bytes": 1, "sha256": "0" * 64}
         agreement.receive(SERVERS[1], written)
@@ -101,8 +116,8 @@ def test_a_snapshot_that_lacks_its_part_is_given_up(has_written):
 def test_a_snapshot_whose_copies_were_made_while_one_was_lost_is_none():
     agreement = Agreement(WORKERS, SERVERS[:2])
     agreement.depart_server(SERVERS[1])
-    told = agreement.receive(WORKERS[0], {"kind": "captured", "round": 5, "lost": 0})
-    text = "a server was lost while its copies were made"
+    told = agreement.receive(WORKERS[0], {"kind": "captured", "round": 5, "changes": 0})
+    text = "a server was lost or came back while its copies were made"
     assert [message["text"] for _, message in told if message["kind"] == "snapshot_failed"] == [text, text]
-    told = agreement.receive(WORKERS[0], {"kind": "captured", "round": 6, "lost": 1})
+    told = agreement.receive(WORKERS[0], {"kind": "captured", "round": 6, "changes": 1})
     assert kinds(told) == [("server 0", "write_snapshot")]

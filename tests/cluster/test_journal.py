@@ -324,7 +324,7 @@ class Cut(Player):
 
     async def _work(self, program):
         if self.member.node.rank == 0:
-            self.member.send({"kind": "server_lost", "rank": 1})
+            self.member.send({"kind": "server_lost", "rank": 1, "changes": 0})
         await self._hear("server_departed")
         self.member.send({"kind": "bye"})
 

@@ -157,6 +157,43 @@ def test_snapshots_behind_a_loss_are_whole(tmp_path, processes, undisturbed, see
     assert digest(ended) == undisturbed(arguments=(STEPS + 3,)), ended
 
 
+COMING_BACK = (*CONTINUE, "--rejoin", "--worker-restarts", "20")
+
+
+def came_back(ended):
+    return len(re.findall(r"scheduler \(127.0.0.1\): server \d \(127.0.0.1\) is back", ended.out + ended.err))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_servers_come_back_are_lost_again_and_all_bits_stay(tmp_path, processes, undisturbed, seed):
+    """Each is struck when all are there, some of them while the workers still take the one before back; and every
+    other time the scheduler dies in between."""
+    drawn, job = random.Random(seed), [{}, UPDATING][seed % 2]
+    blows = ["%d:%d" % (drawn.randrange(SERVERS), drawn.choice([0, 1, 5, 30, 100, 200])) for _ in range(4)]
+    if seed >= 4:
+        blows.insert(2, "scheduler:%d" % drawn.choice([0, 1, 5, 30]))
+    env = {**job, "P3S_DEATHS": ",".join(blows), "P3S_MARKS": "2"}
+    ended = run(tmp_path, processes, *COMING_BACK, *(["--tls"] if seed == 0 else []), **env)
+    assert digest(ended) == undisturbed(**job), (blows, ended)
+    assert ended.out.count("struck at") >= 2 and came_back(ended) >= 2, (blows, ended)
+
+
+@pytest.mark.parametrize("how", ["frozen", "cut"])
+def test_another_process_takes_the_place_of_one_that_is_not_dead(tmp_path, processes, undisturbed, how):
+    env = {"P3S_DEATHS": "1:150", "P3S_DEATH": how, "P3_TIMEOUT_S": "3", "P3_LOCAL": "tcp", "P3S_MARKS": "2"}
+    ended = run(tmp_path, processes, *COMING_BACK, **env)
+    assert digest(ended) == undisturbed() and came_back(ended) == 1, ended
+
+
+def test_snapshots_are_of_the_servers_that_there_are(tmp_path, processes, undisturbed):
+    taking = ("--snapshot-dir", str(tmp_path / "snapshots"), "--snapshot-every", "3", *COMING_BACK)
+    ended = run(tmp_path, processes, *taking, P3S_DEATHS="1:100,2:120", P3S_MARKS="2")
+    assert digest(ended) == undisturbed() and came_back(ended) == 2, ended
+    assert (tmp_path / "snapshots" / "round-000000000012").exists()
+    ended = run(tmp_path, processes, *taking, arguments=(STEPS + 3,))
+    assert digest(ended) == undisturbed(arguments=(STEPS + 3,)), ended
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("mode", ["by itself", "clipping", "synchronous", "bf16", "int4"])
 def test_pytorch_trains_on_with_the_same_bits(tmp_path, processes, undisturbed, mode):

@@ -7,91 +7,14 @@ import os
 from dataclasses import replace
 
 import pytest
+from played_jobs import HEARTBEAT, MARK, SETTINGS, Job, heard, play
 
 from p3.cluster import entrances, scheduler
-from p3.cluster.connections import channel, frames
+from p3.cluster.connections import channel
 from p3.cluster.journal import Journal
-from p3.cluster.member import Member
 from p3.cluster.node import Node, listen
 from p3.cluster.scheduler import Scheduler
 from p3.errors import RendezvousError
-from p3.settings import Settings
-
-SETTINGS = Settings(root_host="127.0.0.1", num_workers=2, num_servers=3, max_workers=3, secret="0123456789abcdef",
-                    rendezvous_timeout_s=10, timeout_s=20, on_worker_loss="continue", on_server_loss="continue",
-                    node_host="127.0.0.1")  # fmt: skip
-HEARTBEAT = frames.HEADER.pack(*{**dict.fromkeys(frames.FIELDS, 0), "kind": frames.HEARTBEAT}.values())
-MARK = {"kind": "barrier", "number": 1, "mark": {"round": 7, "problem": ""}}
-
-
-class Job:
-    """That runs, with `workers` and `servers`, all in this event loop."""
-
-    def __init__(self, journal=None, **settings):
-        listener = listen("127.0.0.1")
-        self.settings = replace(SETTINGS, root_port=listener.getsockname()[1], **settings)
-        self.scheduler = Scheduler(self.settings, listener, journal=journal)
-        self.ending = asyncio.ensure_future(self.scheduler.run())
-        self.watches = []
-
-    async def start(self):
-        roles = ["worker"] * 2 + ["server"] * 3
-        joining = [Member.join(replace(self.settings, role=role)) for role in roles]
-        members = await asyncio.gather(*joining)
-        members.sort(key=lambda one: one.node)
-        self.servers, self.workers = members[:3], members[3:]
-        self.watches += [await one.open_watch() for one in members]
-        await asyncio.gather(*(one.start() for one in members))
-
-    async def let_one_in(self, number=1):
-        """At the mark of that number. It is on trial then."""
-        (entrant,) = await self.admit(1, number)
-        self.watches.append(await entrant.open_watch())
-        await entrant.start()
-        for one in self.workers:
-            assert (await heard(one, "barrier_done"))["entered"] == [2]
-        await heard(entrant, "caught_up")
-        return entrant
-
-    async def admit(self, count, number=1):
-        """So many at the mark of that number, in the order of ranks. They are on their way then."""
-        wants = replace(self.settings, role="worker", join_s=20.0, num_workers=None, num_servers=None, max_workers=None)
-        joining = [asyncio.ensure_future(Member.join(wants)) for _ in range(count)]
-        while len(self.scheduler._entrances._entrants.waiting) < count:
-            await asyncio.sleep(0.01)
-        for one in self.workers:
-            one.send(dict(MARK, number=number))
-        await asyncio.gather(*(self._admit(one, count) for one in self.servers))
-        return sorted(await asyncio.gather(*joining), key=lambda one: one.node)
-
-    async def _admit(self, server, count):
-        for _ in range(count):
-            admit = await heard(server, "admit")
-            server.send({"kind": "admitted", "rank": admit["rank"], "problem": ""})
-
-
-async def heard(member, kind):
-    """Its next message of that kind. A server dismisses at once whom it is to dismiss."""
-    while True:
-        message = await member.receive()
-        if message["kind"] == "departed" and member.node.role == "server":
-            member.send({"kind": "dismissed", "rank": message["rank"]})
-        if message["kind"] == kind:
-            return message
-
-
-def play(test, journal=None):
-    async def main():
-        job = Job(journal)
-        try:
-            await job.start()
-            await asyncio.wait_for(test(job), 20)
-            assert not job.ending.done()
-        finally:
-            job.ending.cancel()
-            await asyncio.gather(job.ending, return_exceptions=True)
-
-    asyncio.run(main())
 
 
 def test_one_that_is_on_trial_when_a_server_is_lost_departs_and_hears_of_no_heir():
@@ -121,7 +44,7 @@ def test_one_that_is_on_trial_when_a_server_is_lost_departs_and_hears_of_no_heir
 def test_a_loss_that_one_on_trial_speaks_of_costs_no_server():
     async def test(job):
         entrant = await job.let_one_in()
-        entrant.send({"kind": "server_lost", "rank": 1})
+        entrant.send({"kind": "server_lost", "rank": 1, "changes": 0})
         with pytest.raises(RendezvousError, match=r"worker 2 .* lost its connection to server 1 .* while it joined"):
             await heard(entrant, "server_departed")
         for one in job.servers:
@@ -138,12 +61,12 @@ def test_a_worker_that_reaches_no_server_any_more_is_lost_itself(lost):
         job.workers[0].outlived = True  # so it looks for the scheduler again, whose connection it loses
         job.workers[0].outlive(None)
         for rank in lost:
-            job.workers[0].send({"kind": "server_lost", "rank": rank})
+            job.workers[0].send({"kind": "server_lost", "rank": rank, "changes": 0})
         for one in [*job.servers, job.workers[1]]:
             assert (await heard(one, "departed"))["rank"] == 0
         with pytest.raises(RendezvousError, match="worker 0 .* the job has gone on without it"):
             await heard(job.workers[0], "report")
-        job.workers[1].send({"kind": "server_lost", "rank": 2})  # and no server was
+        job.workers[1].send({"kind": "server_lost", "rank": 2, "changes": 0})  # and no server was
         assert (await heard(job.servers[0], "inherit"))["rank"] == 2
 
     play(test)

@@ -30,6 +30,8 @@ def main():
         norm = session.declare_norm(store)
         norms = np.zeros(norm.shape)
         session.init(norm, norms if session.is_first else None, norms).wait(60)
+        marks = session.declare("marks", (1,), "int64", session.new_store())
+        session.init(marks, np.zeros(1, np.int64) if session.is_first else None, np.zeros(1, np.int64)).wait(60)
         keys, sums = {}, {}
         for name, (dtype, options) in KINDS.items():
             keys[name] = session.declare(name, (ELEMENTS,), dtype, store, options=options)
@@ -46,6 +48,8 @@ def main():
             struck.begin(session)
         state = resumed.state.get("digest", np.zeros(32, np.uint8))
         for step in range(resumed.round, steps):
+            if struck.MARKS and step % struck.MARKS == 0:
+                struck.until_all_are_back(session, marks, step)
             random = np.random.RandomState(1000 * step + session.rank)
             gradient = random.uniform(-1, 1, ELEMENTS)
             operations = []
@@ -67,6 +71,8 @@ def main():
                 digest.update(value.tobytes())
             state = np.frombuffer(digest.digest(), np.uint8)
             session.snapshot(step + 1, list(keys.values()), {"digest": state})
+        if struck.MARKS:
+            struck.until_all_are_back(session, marks, steps)
         print("worker %d: %s" % (session.rank, bytes(state).hex()), flush=True)
         session.barrier()
 

@@ -39,14 +39,20 @@ def main():
                 keys.append(session.declare(name, (ELEMENTS,), dtype, store, options=options))
                 values.append(np.zeros(ELEMENTS, dtype))
                 begin(session, keys[-1], values[-1])
+        marks = session.declare("marks", (1,), "int64", session.new_store())
+        session.init(marks, np.zeros(1, np.int64) if session.is_first else None, np.zeros(1, np.int64)).wait(60)
         struck.begin(session)
         digests = resumed.state or {"all": np.zeros(32, np.uint8), "plain": np.zeros(32, np.uint8)}
         for step in range(resumed.round, steps):
+            if struck.MARKS and step % struck.MARKS == 0:
+                struck.until_all_are_back(session, marks, step)
             if step == 4:
                 give_another(session, keys[0], values[0])
             session.wait([one_round(session, key, value, step) for key, value in zip(keys, values)])
             digests = digested(digests, zip(keys, values))
             session.snapshot(step + 1, keys, digests)
+        if struck.MARKS:
+            struck.until_all_are_back(session, marks, steps)
         for key in keys:
             digests = digested(digests, [(key, array) for array in states_of(session, key).values()])
         print("worker %d: %s" % (session.rank, bytes(digests["all"]).hex()), flush=True)

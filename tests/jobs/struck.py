@@ -6,15 +6,20 @@ import socket
 import threading
 import time
 
+import numpy as np
+
 from p3.measure.chaos import strike
 from p3.measure.chaos.matrix import Victim
+
+MARKS = int(os.environ.get("P3S_MARKS", "0"))  # so many steps from one to the next
+struck = 0  # servers, by worker 0
 
 
 def begin(session):
     """P3S_DEATHS, "WHO:SLICES" separated by commas: worker 0 kills WHO, a server's rank or "scheduler", when so many
     slices have come to worker 0 since the one before. P3S_DEATH: how; "frozen" for ever, or "asleep" until worker 0 has
     heard that it is lost, or killed; or "cut": worker 0 only loses its connection. P3S_WORKER_DIES "RANK:SLICES": and
-    that worker kills itself."""
+    that worker kills itself. P3S_MARKS: servers come back (until_all_are_back()); one is struck when all are there."""
     rank, _, slices = os.environ.get("P3S_WORKER_DIES", "").partition(":")
     blows = []
     if rank == str(session.rank):
@@ -25,22 +30,43 @@ def begin(session):
                 blows.append((_cut, session._link._member.servers[int(who)]["port"], int(slices)))
             else:
                 victim = Victim("scheduler", 0) if who == "scheduler" else Victim("server", int(who))
-                blows.append((_kill, strike.find(victim, os.environ[strike.MARK]), int(slices)))
+                blows.append((_strike, victim, int(slices)))
 
     def watch():
+        global struck
         for blow, victim, slices in blows:
             due = session.counters()["slices_received"] + slices
             while session.counters()["slices_received"] < due:
                 time.sleep(1e-4)
-            lost = session.servers.lost
-            blow(victim)
+            while MARKS and session.servers.changes < 2 * struck:
+                time.sleep(1e-4)
+            changes = session.servers.changes
+            if isinstance(victim, Victim) and victim.role == "server":
+                struck += 1
+            pid = blow(victim)
             if os.environ.get("P3S_DEATH") == "asleep":
-                while session.servers.lost == lost:
+                while session.servers.changes == changes:
                     time.sleep(1e-4)
-                os.kill(victim, signal.SIGCONT)
+                os.kill(pid, signal.SIGCONT)
             print("struck at %d" % session.counters()["slices_received"], flush=True)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def until_all_are_back(session, key, step):
+    """Between two rounds: marks, one after the other, until each server that was struck has come back. `key`: of one
+    whole number, for worker 0's word."""
+    go_on = np.ones(1, np.int64)
+    while go_on[0]:
+        session.agree_on_members(step)
+        lacks_one = session.is_first and session.servers.changes < 2 * struck
+        session.pushpull(key, np.full(1, lacks_one, np.int64), go_on).wait(60)
+
+
+def _strike(victim):
+    pid = strike.find(victim, os.environ[strike.MARK])
+    _kill(pid)
+    return pid
 
 
 def _kill(pid):

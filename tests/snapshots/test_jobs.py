@@ -45,7 +45,7 @@ class Book:
 def test_a_snapshot_is_complete_when_every_part_is_written_in_whatever_order():
     book = Book()
     assert book.written(WORKERS[1], 5) == []  # it may be ahead of worker 0
-    asked = book.say(WORKERS[0], "captured", round=5, lost=0)
+    asked = book.say(WORKERS[0], "captured", round=5, changes=0)
     assert asked == [(server, {"kind": "write_snapshot", "round": 5}) for server in SERVERS]
     assert book.written(SERVERS[1], 5) == book.written(SERVERS[0], 5) == []
     ((receiver, complete),) = book.written(WORKERS[0], 5)
@@ -57,9 +57,9 @@ def test_a_snapshot_is_complete_when_every_part_is_written_in_whatever_order():
 
 def test_the_next_snapshot_takes_the_place_of_one_that_is_never_complete():
     book = Book()
-    book.say(WORKERS[0], "captured", round=5, lost=0)
+    book.say(WORKERS[0], "captured", round=5, changes=0)
     book.written(SERVERS[0], 5)
-    book.say(WORKERS[0], "captured", round=6, lost=0)
+    book.say(WORKERS[0], "captured", round=6, changes=0)
     assert book.written(SERVERS[1], 5) == []  # too late, and no harm
     for node in (*SERVERS, WORKERS[0]):
         assert book.written(node, 6) == []
@@ -75,25 +75,25 @@ GIVEN_UP = failed(5)
 
 def test_a_snapshot_is_given_up_when_a_worker_has_joined_without_its_part():
     book = Book()
-    book.say(WORKERS[0], "captured", round=5, lost=0)
+    book.say(WORKERS[0], "captured", round=5, changes=0)
     assert book.say(WORKERS[1], "joined", worker=1, step=5, round=0)[2:] == GIVEN_UP
     assert book.written(SERVERS[0], 5) == []  # too late, and no harm
     book.say(WORKERS[0], "joined", worker=0, step=5, round=0)  # so join() returns, and steps go on
-    book.say(WORKERS[0], "captured", round=6, lost=0)
+    book.say(WORKERS[0], "captured", round=6, changes=0)
     assert [bool(book.written(node, 6)) for node in (*SERVERS, *WORKERS)] == [False, False, False, True]
 
 
 def test_a_snapshot_of_which_a_part_cannot_be_written_is_given_up_and_all_hear_the_first_reason():
     book = Book()
-    book.say(WORKERS[0], "captured", round=5, lost=0)
+    book.say(WORKERS[0], "captured", round=5, changes=0)
     assert book.say(SERVERS[0], "snapshot_failed", round=5, text="full") == failed(5, "full")
     assert book.say(WORKERS[0], "snapshot_failed", round=5, text="full here, too") == book.written(SERVERS[1], 5) == []
     assert book.say(WORKERS[1], "snapshot_failed", round=6, text="early") == []  # it may be ahead of worker 0
-    assert book.say(WORKERS[0], "captured", round=6, lost=0)[2:] == failed(6, "early")
+    assert book.say(WORKERS[0], "captured", round=6, changes=0)[2:] == failed(6, "early")
     assert book.say(WORKERS[0], "snapshot_failed", round=7, text="no copies") == failed(7, "no copies")
     assert book.say(WORKERS[1], "snapshot_failed", round=8, text="early") == []
     assert book.say(WORKERS[0], "snapshot_failed", round=8, text="no copies") == failed(8, "no copies")
-    book.say(WORKERS[0], "captured", round=9, lost=0)
+    book.say(WORKERS[0], "captured", round=9, changes=0)
     assert [bool(book.written(node, 9)) for node in (*SERVERS, *WORKERS)] == [False, False, False, True]
     assert book.say(WORKERS[0], "snapshot_failed", round=9, text="no room for the manifest") == failed(
         9, "no room for the manifest"
@@ -102,7 +102,7 @@ def test_a_snapshot_of_which_a_part_cannot_be_written_is_given_up_and_all_hear_t
 
 def test_all_workers_hear_that_worker_0_has_completed_a_snapshot():
     book = Book()
-    book.say(WORKERS[0], "captured", round=5, lost=0)
+    book.say(WORKERS[0], "captured", round=5, changes=0)
     for node in (*SERVERS, *WORKERS):
         book.written(node, 5)
     taken = {"kind": "snapshot_taken", "round": 5}
@@ -132,7 +132,7 @@ def test_worker_0_hears_that_bytes_move_anywhere_and_the_others_hear_it_from_wor
 def test_a_worker_that_leaves_or_joins_behind_its_part_does_not_spoil_the_snapshot():
     book = Book()
     assert book.written(WORKERS[1], 5) == book.say(WORKERS[1], "bye") == []
-    assert len(book.say(WORKERS[0], "captured", round=5, lost=0)) == 2
+    assert len(book.say(WORKERS[0], "captured", round=5, changes=0)) == 2
     book.written(SERVERS[0], 5), book.written(SERVERS[1], 5)
     assert len(book.written(WORKERS[0], 5)[0][1]["parts"]) == 4
 
@@ -140,14 +140,14 @@ def test_a_worker_that_leaves_or_joins_behind_its_part_does_not_spoil_the_snapsh
 def test_a_worker_that_has_left_makes_later_snapshots_impossible():
     book = Book()
     book.say(WORKERS[1], "bye")
-    assert book.say(WORKERS[0], "captured", round=5, lost=0)[2:] == GIVEN_UP
+    assert book.say(WORKERS[0], "captured", round=5, changes=0)[2:] == GIVEN_UP
 
 
 def test_a_replaced_worker_writes_no_part_of_a_round_before_it_came():
     book = Book()
     assert book.agreement.lose(WORKERS[1]) == book.agreement.catch_up(WORKERS[1], 5, {}) == []
-    assert book.say(WORKERS[0], "captured", round=5, lost=0)[2:] == GIVEN_UP  # its predecessor was ahead of worker 0
-    assert len(book.say(WORKERS[0], "captured", round=6, lost=0)) == 2
+    assert book.say(WORKERS[0], "captured", round=5, changes=0)[2:] == GIVEN_UP  # its predecessor was ahead of worker 0
+    assert len(book.say(WORKERS[0], "captured", round=6, changes=0)) == 2
     assert [bool(book.written(node, 6)) for node in (*SERVERS, *WORKERS)] == [False, False, False, True]
 
 
@@ -166,15 +166,15 @@ def test_a_replaced_worker_hears_who_has_joined_and_a_lost_one_may_count_as_one_
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda book: book.say(WORKERS[1], "captured", round=6, lost=0),
+        lambda book: book.say(WORKERS[1], "captured", round=6, changes=0),
         lambda book: book.say(SERVERS[0], "snapshot_failed", round=6, text=""),
         lambda book: book.say(WORKERS[1], "snapshot_taken", round=5),
         lambda book: book.say(WORKERS[0], "snapshot_taken", round=5),
         lambda book: book.say(WORKERS[1], "check_snapshot", round=5),
         lambda book: [book.say(WORKERS[0], "check_snapshot", round=round) for round in (5, 4)],
         lambda book: book.say(WORKERS[1], "snapshot_checked", round=5, problem=""),
-        lambda book: book.say(WORKERS[0], "captured", round=5, lost=0),
-        lambda book: book.say(SERVERS[0], "captured", round=6, lost=0),
+        lambda book: book.say(WORKERS[0], "captured", round=5, changes=0),
+        lambda book: book.say(SERVERS[0], "captured", round=6, changes=0),
         lambda book: book.written(SERVERS[0], 6),
         lambda book: [book.written(WORKERS[1], 5) for _ in range(2)],
         lambda book: [book.written(WORKERS[1], round) for round in range(6, 20)],
@@ -184,7 +184,7 @@ def test_a_replaced_worker_hears_who_has_joined_and_a_lost_one_may_count_as_one_
 )
 def test_who_may_not_say_it_fails_the_job(wrong):
     book = Book()
-    book.say(WORKERS[0], "captured", round=5, lost=0)
+    book.say(WORKERS[0], "captured", round=5, changes=0)
     with pytest.raises(ProtocolError):
         wrong(book)
 
@@ -280,7 +280,7 @@ def test_a_job_that_found_no_snapshot_does_not_touch_those_of_another_that_runs_
     assert files.rounds(str(tmp_path)) == [5]
 
 
-def test_a_snapshot_has_the_count_of_lost_servers_of_its_own_time(open_session, monkeypatch):
+def test_a_snapshot_has_the_count_of_changed_servers_of_its_own_time(open_session, monkeypatch):
     session = open_session()
     snapshots, may_copy, told = session.snapshots, threading.Event(), []
     wait, finish, send = session.wait, snapshots.finish, snapshots._send
@@ -296,10 +296,10 @@ def test_a_snapshot_has_the_count_of_lost_servers_of_its_own_time(open_session, 
     key = session.declare("w", (5,), "float32")
     session.init(key, np.zeros(5, "float32"), np.empty(5, "float32")).wait(30)
     step(session, key, 1)
-    session.servers.lost = 1  # while the first one's copies are made
+    session._link.server_changes = 1  # while the first one's copies are made
     step(session, key, 2)
     snapshots.finish()
-    assert [one["lost"] for one in told if one["kind"] == "captured"] == [0, 1]
+    assert [one["changes"] for one in told if one["kind"] == "captured"] == [0, 1]
 
 
 def test_resume_comes_before_the_first_key(open_session):

@@ -43,7 +43,7 @@ class Book:
         return [tuple(one.values())[1:] for node, one in about if node == WORKERS[0]]
 
     def take(self, round):
-        self.say(0, "captured", round=round, lost=0)
+        self.say(0, "captured", round=round, changes=0)
         for node in WORKERS + SERVERS:
             self.agreement.receive(node, {"kind": "snapshot_written", "round": round, "bytes": 1, "sha256": "0f" * 32})
         return self.say(0, "snapshot_taken", round=round)

@@ -211,9 +211,11 @@ async def connect(settings: Settings, secret: bytes, node: Node, peer: Node, add
 
     try:
         return await channel.persistently(attempt, time.monotonic() + settings.rendezvous_timeout_s)
-    except (OSError, AuthenticationError, ProtocolError) as error:
+    except BaseException as error:
         for descriptor in ring:
             os.close(descriptor)
+        if not isinstance(error, (OSError, AuthenticationError, ProtocolError)):
+            raise
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
         where, hint = ("its local socket", "") if is_local else ("port %d" % address["port"], _SEVERAL_ADDRESSES)
         raise RendezvousError("%s: cannot connect to %s, %s: %s.%s" % (node, peer, where, reason, hint)) from None

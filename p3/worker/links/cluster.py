@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import logging
 import threading
-from typing import Callable, List, Optional, Set
+from typing import Callable, Dict, List, Optional, Set
 
-from p3._core import P3Worker
+from p3._core import P3Error, P3Worker
 from p3.cluster import messages
 from p3.cluster.connections.channel import cancel
 from p3.cluster.connections.vans import DoorStep, accept_workers, connect, provide_for
@@ -44,6 +44,8 @@ class ClusterLink(Link):
         self._opening_failed: Optional[BaseException] = None
         self._leaving = False
         self._reported = False
+        self._lost_servers: Set[int] = set()  # of which the scheduler has been told
+        self._connecting: Dict[int, asyncio.Task] = {}  # to servers that have come back
         self._thread = threading.Thread(target=self._run, name="p3-control", daemon=True)
         self._thread.start()
         self._opened.wait()  # the rendezvous has its deadlines
@@ -147,7 +149,7 @@ class ClusterLink(Link):
         self.num_workers, self.places = member.began_with, len(member.workers)
         self.num_servers = len(member.servers)
         heirs = {rank: one["heir"] for rank, one in enumerate(member.servers) if one["heir"] is not None}
-        self.servers_lost = len(heirs)
+        self.server_changes = member.server_changes
         self.placement = member.placement
         machines = self.placement.workers
         neighbours = [rank for rank, machine in enumerate(machines) if machine == machines[self.node.rank]]
@@ -180,7 +182,7 @@ class ClusterLink(Link):
             van = await connect(settings, secret, self.node, server, address)
             self.core.add_server(rank, van.socket.detach(), str(server), ring=van.ring, tls=van.tls)
         for lost, heir in heirs.items():
-            self.core.add_heir(lost, heir, str(Node("server", lost, member.servers[lost]["host"])))
+            self.core.add_heir(lost, heir, "server %d (which was lost)" % lost)
         watch = await member.open_watch()
         self.core.add_watch(watch.socket.detach(), "the scheduler (%s)" % settings.root_host, tls=watch.tls)
 
@@ -210,7 +212,10 @@ class ClusterLink(Link):
             reporting.append(self._loop.create_task(self._report_lost_servers()))
         try:
             while True:
-                self._on_message(await self._member.receive())
+                message = await self._member.receive()
+                if message["kind"] in ("server_departed", "server_returned"):
+                    await self._note_change(message)
+                self._on_message(message)
         except RendezvousError as error:
             # An abort, or the end of the scheduler. After our goodbye, it may go when it likes.
             if not self._leaving:
@@ -222,17 +227,47 @@ class ClusterLink(Link):
             self.report(text)
             self._on_failure()
         finally:
-            for task in reporting:
+            for task in (*reporting, *self._connecting.values()):
                 task.cancel()
 
     async def _report_lost_servers(self) -> None:
         """The scheduler may not have noticed: perhaps only this worker does not reach one. Once of each."""
-        told: Set[int] = set()
         while self.core.error is None:
-            for rank in set(self.core.lost_servers()) - told:
-                told.add(rank)
-                self._member.send({"kind": "server_lost", "rank": rank})
+            for rank in set(self.core.lost_servers()) - self._lost_servers:
+                self._report_lost_server(rank)
             await asyncio.sleep(_LOOK_S)
+
+    def _report_lost_server(self, rank: int) -> None:
+        self._lost_servers.add(rank)
+        self._member.send({"kind": "server_lost", "rank": rank, "changes": self.server_changes})
+
+    # Servers that come back
+
+    async def _note_change(self, message: dict) -> None:
+        rank = message["rank"]
+        self.server_changes = max(self.server_changes, message["changes"])
+        if rank in self._connecting:  # lost again meanwhile
+            await cancel(self._connecting.pop(rank))
+        if message["kind"] == "server_returned":
+            self._lost_servers.discard(rank)
+            self._connecting[rank] = self._loop.create_task(self._take_back(rank, message))
+
+    async def _take_back(self, rank: int, address: dict) -> None:
+        """All other workers rest until this one has answered."""
+        settings, server, done = self.settings, Node("server", rank, address["host"]), False
+        try:
+            connecting = connect(settings, settings.job_secret(), self.node, server, address)
+            van = await asyncio.wait_for(connecting, settings.timeout_s / 2)
+            self.core.take_back(rank, van.socket.detach(), ring=van.ring, tls=van.tls)
+            done = True
+        except (RendezvousError, asyncio.TimeoutError) as error:
+            log.warning("%s: no connection to %s, which has come back: %s", self.node, server,
+                        error or "not within %g s (half of P3_TIMEOUT_S)" % (settings.timeout_s / 2))  # fmt: skip
+            self._report_lost_server(rank)
+        except P3Error:  # the core has failed, and says so itself
+            pass
+        finally:
+            self._member.send({"kind": "taken_back", "rank": rank, "done": done})
 
     def _on_core_event(self) -> None:
         self._loop.remove_reader(self.core.event_fd)

@@ -31,7 +31,7 @@ class EmbeddedLink(Link):
     node = _WORKER
     num_workers = places = 1
     num_servers = 1
-    servers_lost = 0
+    server_changes = 0
     local_rank = 0
     local_size = 1
     placement = Placement.one_of_each(1)

@@ -17,7 +17,8 @@ from p3.worker.key import Key
 
 
 class Link(ABC):
-    """Made when the job is complete; its attributes do not change. All methods may be called from any thread."""
+    """Made when the job is complete; its attributes do not change, but for `server_changes`. All methods may be called
+    from any thread."""
 
     settings: Settings
     core: P3Worker  # runs already
@@ -25,7 +26,7 @@ class Link(ABC):
     num_workers: int  # with which the job has begun
     places: int  # how many there may be at once
     num_servers: int
-    servers_lost: int  # of these, before this worker came
+    server_changes: int  # so many of them were lost, or came back, as this worker has heard by now
     local_rank: int  # among the workers of this machine, by rank
     local_size: int  # how many they are
     placement: Placement

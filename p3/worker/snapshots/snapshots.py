@@ -90,7 +90,7 @@ class Snapshots:
                     "avoids it", self._session.label, round, self._writing,
                 )  # fmt: skip
         self.finish()
-        self._lost = self._session.servers.lost  # the writer of the snapshot before has said its own count
+        self._server_changes = self._session.servers.changes  # the writer of the one before has said its own count
 
     def take(self, round: int, keys: Sequence[Any], state: Any) -> None:
         """All of these for a session without stores: the copies are queued here."""
@@ -174,7 +174,7 @@ class Snapshots:
             copied()
             if self._completes:
                 files.remove_leftovers(self.directory, before=round)
-                self._send({"kind": "captured", "round": round, "lost": self._lost})
+                self._send({"kind": "captured", "round": round, "changes": self._server_changes})
             name = "worker-%d" % session.rank
             tensors = [*tree.encode(own), *replicas.tensors()]
             part = files.write_part(self.directory, round, name, tensors, self._saved.new_pace())
