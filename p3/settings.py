@@ -153,7 +153,7 @@ class Settings:
     rank: Optional[int] = _setting(
         "P3_RANK", None, _integer(0, 9999),
         "Rank of this process in its role, starting at 0. `p3 run` sets it. With another launcher, set it for a "
-        "process that replaces a lost worker or resumes a worker's snapshot; unset, the scheduler assigns ranks.",
+        "process that takes a lost one's place or resumes a worker's snapshot; unset, the scheduler assigns ranks.",
     )
     interface: Optional[str] = _setting(
         "DMLC_INTERFACE", None, _address,
@@ -296,8 +296,10 @@ class Settings:
     )
     join_s: Optional[float] = _setting(
         "P3_JOIN", None, _seconds(1, 864000),
-        "This worker [joins a job that runs](reliability.md#joining), in the place of one that has departed or as a "
-        "further one, and waits at most so many seconds to be let in. `p3 join` and `p3 run --rejoin` set it.",
+        "This process joins a job that runs, and waits at most so many seconds to be let in: [a "
+        "worker](reliability.md#joining) in the place of one that has departed or as a further one, [a "
+        "server](reliability.md#a-server-that-comes-back) in the place of a lost one, which needs "
+        "`P3_ON_SERVER_LOSS=continue`. `p3 join` and `p3 run --rejoin` set it.",
     )
     checksum: bool = _setting(
         "P3_CHECKSUM", False, _flag,
@@ -410,7 +412,7 @@ class Settings:
 
     @property
     def joins(self) -> bool:
-        """This worker enters a job that runs."""
+        """This worker or server enters a job that runs."""
         return self.join_s is not None
 
     @property
@@ -434,6 +436,11 @@ class Settings:
                 % (self.role or "p3", ", ".join(missing) + (" is" if len(missing) == 1 else " are"))
             )
         if self.joins:  # the scheduler knows how many there may be
+            if self.role == "server" and not self.outlives_servers:
+                raise ConfigError(
+                    "P3_JOIN is set for a server, and servers can join only jobs that go on without a lost one: set "
+                    "P3_ON_SERVER_LOSS=continue, or unset P3_JOIN"
+                )
             return
         for name, number in (("num_workers", self.num_workers), ("num_servers", self.num_servers)):
             if self.role == name[4:-1] and self.rank is not None and number is not None and self.rank >= number:

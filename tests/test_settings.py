@@ -140,6 +140,14 @@ def test_one_that_joins_may_have_a_rank_that_the_job_did_not_begin_with():
         Settings.from_env(env).require("role")
 
 
+def test_a_server_joins_only_a_job_that_goes_on_without_a_lost_one_and_needs_no_numbers():
+    env = {"DMLC_ROLE": "server", "P3_JOIN": "60", "P3_RANK": "3"}
+    with pytest.raises(ConfigError, match="set P3_ON_SERVER_LOSS=continue, or unset P3_JOIN"):
+        Settings.from_env({**env, "P3_ON_WORKER_LOSS": "continue"}).require("role")
+    Settings.from_env({**env, "P3_ON_SERVER_LOSS": "continue"}).require("role")
+    Settings.from_env({**env, "DMLC_ROLE": "worker"}).require("role")
+
+
 def test_only_dmlc_variables_ask_for_a_job():
     assert not in_job({"P3_TIMEOUT_S": "5", "DMLC_ROLE": ""})
     assert in_job({"DMLC_NUM_WORKER": "2"})

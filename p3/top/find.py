@@ -13,6 +13,7 @@ from p3.settings import Settings
 
 _OF_A_NODE = {"DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"}
 _SECRETS = {"P3_SECRET", "P3_SECRET_FILE"}
+_LOSSES = {"P3_ON_WORKER_LOSS", "P3_ON_SERVER_LOSS"}  # which who joins must have, too
 
 
 def process_number(text: str) -> int:
@@ -47,7 +48,7 @@ def settings_of(settings: Settings, pid: Optional[int], command: str = "p3 top")
 
 
 def _of(env: Dict[str, str]) -> Settings:
-    needed = _OF_A_NODE | _SECRETS | {"P3_TLS"}
+    needed = _OF_A_NODE | _SECRETS | _LOSSES | {"P3_TLS"}
     return Settings.from_env({name: value for name, value in env.items() if name in needed})
 
 

@@ -347,6 +347,10 @@ def test_snapshots_have_a_part_of_who_has_joined(tmp_path, processes):
         (["--at", "10.0.0.9:1", "--pid", "1", "true"], "both name a job"),
         (["--at", "127.0.0.1:1", sys.executable, "-c", "import p3; p3.Session.open()"], "no scheduler at"),
         (["--at", "127.0.0.1:1", "no-such-command"], "no-such-command"),
+        (["--server", "--at", "127.0.0.1:1", "true"], "p3 join --server runs a server of P3's: leave the command out"),
+        (["--rank", "1", "--at", "127.0.0.1:1", "true"], "--rank is for --server"),
+        (["--server", "--rank", "1", "--at", "127.0.0.1:1"], "no scheduler at"),
+        (["--server", "--at", "127.0.0.1:1", "--pid", "1"], "both name a job"),
     ],
 )
 def test_what_is_wrong_with_a_call_of_p3_join_it_says(tmp_path, processes, options, why):
