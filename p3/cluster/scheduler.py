@@ -738,6 +738,7 @@ class Scheduler:
 
     def _end_behind_the_last(self) -> None:
         if all(other.left for other in self._roster.entries):
+            self._report({"state": "over"})
             self._end.set_result(None)
 
     def _fail(self, text: str) -> None:

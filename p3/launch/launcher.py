@@ -26,7 +26,7 @@ from p3.errors import ConfigError
 from p3.launch.engines import Engine, Process, start_here
 from p3.launch.execute import SAME_SIGNAL_S, signal_name
 from p3.launch.output import Output
-from p3.launch.placement import Host, Task, moved
+from p3.launch.placement import Host, Place, Task, moved
 from p3.launch.restarts import Budget, Cooling
 from p3.launch.running import DRAIN_S, Running, all_ended, signal_all
 from p3.launch.schedulers import Schedulers
@@ -44,7 +44,7 @@ NEVER_JOINED = (
 
 _SCHEDULER = Task("scheduler", 0, Host("localhost"), {"DMLC_ROLE": "scheduler"})
 _LAST_WORDS_S = 5.0  # after a failure, for the others to end with an error of their own
-_PATIENCE_S = 864000  # of a worker that joins: `p3 run` ends it with the job
+_PATIENCE_S = 864000  # of a process that joins: `p3 run` ends it with the job
 _TIMED_OUT = 124  # exit code, as timeout(1) has it
 
 
@@ -53,7 +53,8 @@ class Launcher:
         self, settings: Settings, engine: Engine, num_workers: int, num_servers: int, worker_restarts: int = 0,
         began_before: bool = False, grace_s: float = 0, pause_s: float = 1.0, rejoins: bool = False,
     ) -> None:  # fmt: skip
-        """`worker_restarts`: of each worker that is lost; with P3_ON_WORKER_LOSS=continue only if it `rejoins`."""
+        """`worker_restarts`: of each worker that is lost, if the job outlives that; with P3_ON_WORKER_LOSS=continue
+        only if it `rejoins`, and then of each server as well, with P3_ON_SERVER_LOSS=continue."""
         self._settings = settings
         self._engine = engine
         self._num_workers, self._num_servers = num_workers, num_servers
@@ -68,20 +69,24 @@ class Launcher:
         self._output = Output()
         self._running: List[Running] = []
         self._ever: List[Running] = []  # with those that others have replaced
-        # Of workers that are started anew, by rank.
-        self._budgets = {rank: Budget(worker_restarts) for rank in range(num_workers)}
+        # Of what is started anew.
+        self._budgets: Dict[Place, Budget] = {}
+        for role, number, is_outlived in (
+            ("worker", num_workers, settings.outlives_workers), ("server", num_servers, settings.outlives_servers)
+        ):  # fmt: skip
+            restarts = worker_restarts if is_outlived else 0
+            self._budgets.update({(role, rank): Budget(restarts) for rank in range(number)})
         self._pause_s, self._cooling = pause_s, Cooling(pause_s)
         self._workers: Dict[int, Task] = {}  # where each is now, or was last
         self._joining: Set[int] = set()  # started anew, and not in its place yet
         self._left: Set[int] = set()  # that have said goodbye: the job has no place for them any more
-        self._departed: Set[int] = set()  # that were lost, and the job goes on without them
-        self._lost_servers: Set[int] = set()  # from which others have taken over
-        self._given_up: Set[int] = set()  # of these, for whom no other is started any more
-        self._expelled: Set[int] = set()  # that are to depart, and have a while to say why
-        self._guests: Set[int] = set()  # of these, whose place a process has that somebody else has started
+        self._departed: Set[Place] = set()  # of what was lost, and the job goes on without it
+        self._given_up: Set[Place] = set()  # of these, for which no other is started any more
+        self._expelled: Set[Place] = set()  # of what has joined, is to depart, and has a while to say why
+        self._guests: Set[Place] = set()  # of these, which a process has that somebody else has started
         self._rejoins = rejoins  # others are started for these, and join the job
         self._over: Optional[asyncio.Event] = None  # nobody can join any more: the scheduler has ended, or the job ends
-        self._in_place_since: Dict[int, float] = {}
+        self._in_place_since: Dict[Place, float] = {}
         self._waiting: Set[asyncio.Task] = set()  # each to start one when its pause is over
         self.began_at: Optional[float] = None  # all were connected
         self._job_failure: Optional[str] = None  # in the scheduler's words
@@ -196,46 +201,46 @@ class Launcher:
 
     def _take_note(self, status: dict) -> None:
         state = status["state"]
+        place = ("server", status["server"]) if "server" in status else ("worker", status.get("rank"))
         if self._schedulers is not None:
             self._schedulers.take_note(state)
         if state == "resumed":
             self._pass_on_demand()
         if state == "running":
             self.began_at = time.monotonic()
-            self._in_place_since = dict.fromkeys(self._workers, self.began_at)
+            self._in_place_since = dict.fromkeys(self._budgets, self.began_at)
             self._telling.begin()
         elif state == "lost" and status["rank"] not in self._joining:  # else the loss is its predecessor's
-            self._end_lost(status["rank"])
-        elif state == "server_departed":
-            self._lost_servers.add(status["server"])
-            self._end_lost(status["server"], "server")
-        elif state == "departed" and status["rank"] not in self._departed:
-            self._departed.add(status["rank"])
-            # Of a guest's rank our own process, if there is one, waits to join; and who was expelled ends by itself.
-            if status["rank"] not in self._guests | self._expelled:
-                self._end_lost(status["rank"])
-            self._guests.discard(status["rank"])
-            self._expelled.discard(status["rank"])
-        elif state == "expelled" and not status["is_guest"]:  # it has been told why, unless it is frozen
-            self._expelled.add(status["rank"])
-            for running in self._alive(status["rank"]):
+            self._end_lost(place)
+        elif state in ("departed", "server_departed") and place not in self._departed:
+            self._departed.add(place)
+            # Of a guest's place our own process, if there is one, waits to join; and who was expelled ends by itself.
+            if place not in self._guests | self._expelled:
+                self._end_lost(place)
+            self._guests.discard(place)
+            self._expelled.discard(place)
+        elif state in ("expelled", "server_expelled") and not status["is_guest"]:  # told why, unless it is frozen
+            self._expelled.add(place)
+            for running in self._alive(place):
                 asyncio.get_running_loop().call_later(_LAST_WORDS_S, _end_if_alive, running)
-        elif state == "entered":
-            self._departed.discard(status["rank"])
-            self._expelled.discard(status["rank"])
-            (self._guests.add if status["is_guest"] else self._guests.discard)(status["rank"])
-            self._in_place_since[status["rank"]] = time.monotonic()
+        elif state in ("entered", "server_returned"):
+            self._departed.discard(place)
+            self._expelled.discard(place)
+            (self._guests.add if status["is_guest"] else self._guests.discard)(place)
+            self._in_place_since[place] = time.monotonic()
         elif state == "left":
             self._left.add(status["rank"])
             if status["rank"] in self._joining:  # it was lost behind its goodbye, of which we hear later
-                self._end_lost(status["rank"])
+                self._end_lost(place)
         elif state == "saved":
             self._saved = status["round"]
             self._demanded = None if self._demanded == signal.SIGUSR1 else self._demanded
         elif state == "taken":
             self._joining.discard(status["rank"])
-            self._in_place_since[status["rank"]] = time.monotonic()
+            self._in_place_since[place] = time.monotonic()
             self._cooling.did_well(self._workers[status["rank"]].host)
+        elif state == "over":
+            self._let_none_join()
         elif state == "failed" and not self._ends_all:  # else it lost those that we have ended
             self._job_failure = status["text"]
         if self._noted is not None:
@@ -259,9 +264,7 @@ class Launcher:
                 ending.add(asyncio.ensure_future(self._go_on_behind(ended)))
             if any(task.result().task is _SCHEDULER for task in done):
                 self._schedulers.close()  # who comes now is refused at once
-                self._over.set()
-                for rank in self._departed | self._guests:
-                    self._end_lost(rank)
+                self._let_none_join()
             if not done and (timeout_s is None or outlived):
                 continue
             failed = [task.result() for task in done if self._has_failed(task.result())]
@@ -275,12 +278,13 @@ class Launcher:
                     await asyncio.wait(ending, timeout=_LAST_WORDS_S)
                     self._status.read()
                 return min((r for r in self._running if self._has_failed(r)), key=self._unlikelihood)
-            if not done and self._guests - self._left:  # they end the job, or depart
+            guests = {rank for role, rank in self._guests if role == "worker"}
+            if not done and guests - self._left:  # they end the job, or depart
                 continue
             if not done:  # servers and scheduler outlive the workers
                 return None
             for ended in [task.result() for task in done if self._is_departed(task.result().task)]:
-                self._running.remove(ended)  # another process may be that worker later
+                self._running.remove(ended)  # another process may have its place later
                 if not (self._rejoins and self._over.is_set()):  # it waited to join, and was ended with the job
                     self._say("%s; the job goes on without it" % ended.obituary())
             workers_left -= sum(task.result().task.role == "worker" for task in done)
@@ -294,18 +298,18 @@ class Launcher:
         return bool(ended.process.returncode) and not self._is_departed(ended.task)
 
     def _is_departed(self, task: Task) -> bool:
-        """Whether the job goes on without our process of that rank."""
-        if task.role == "server":
-            return task.rank in self._lost_servers
-        return task.role == "worker" and task.rank in self._departed | self._guests
+        """Whether the job goes on without our process in that place."""
+        return task.place in self._departed | self._guests
+
+    def _goes_on_without(self, role: str) -> bool:
+        """The job, without one of these."""
+        return self._settings.outlives_servers if role == "server" else self._settings.goes_on_without
 
     async def _go_on_behind(self, ended: Running) -> Running:
         """Until the end of what takes its place, or of `ended` itself, if nothing does."""
         if ended.task is _SCHEDULER:
             return await self._restart_scheduler(ended)
-        if ended.task.role == "server":
-            return await self._hear_of(ended)
-        if not self._settings.goes_on_without:
+        if not self._goes_on_without(ended.task.role):
             return await self._restart(ended)
         ended = await self._hear_of(ended)
         return await self._rejoin(ended) if self._rejoins and self._is_departed(ended.task) else ended
@@ -320,20 +324,30 @@ class Launcher:
             self._waiting.discard(asyncio.current_task())
         return await started.ended()
 
-    # A lost worker
+    # A lost worker, or server
 
-    def _end_lost(self, rank: int, role: str = "worker") -> None:
+    def _end_lost(self, place: Place) -> None:
         """The job goes on without this process, which may be frozen or cut off."""
-        for running in self._alive(rank, role):
+        for running in self._alive(place):
             running.process.signal(signal.SIGKILL)
 
-    def _alive(self, rank: int, role: str = "worker") -> List[Running]:
+    def _alive(self, place: Place) -> List[Running]:
         """Processes of that worker, or server."""
-        those = (running for running in self._running if (running.task.role, running.task.rank) == (role, rank))
+        those = (running for running in self._running if running.task.place == place)
         return [running for running in those if running.process.returncode is None]
 
+    def _let_none_join(self) -> None:
+        """The job ends, and who waits to join with it. What such a server says of that is not shown; a worker that was
+        expelled may still say why."""
+        self._over.set()
+        for place in self._departed | self._guests:
+            for running in self._alive(place):
+                for source in running.sources if place[0] == "server" else ():
+                    source.mute()
+            self._end_lost(place)
+
     async def _hear_of(self, ended: Running) -> Running:
-        """Until the scheduler has said what becomes of the job, which has lost that worker."""
+        """Until the scheduler has said what becomes of the job, which has lost that process."""
         self._running.append(ended)
         ended.process.signal(signal.SIGKILL)  # what it left behind in its group
         deadline = time.monotonic() + self._settings.timeout_s + _LAST_WORDS_S
@@ -348,21 +362,21 @@ class Launcher:
         task = ended.task
         joining = task._replace(env={**task.env, "P3_JOIN": "%d" % _PATIENCE_S})
         while (
-            task.rank in self._departed
+            task.place in self._departed
             and not self._over.is_set()
             and self._job_failure is None
-            and self._pay_for(task.rank)
+            and self._pay_for(task.place)
         ):
-            budget = self._budgets[task.rank]
+            budget = self._budgets[task.place]
             pause_s = budget.pause_s(self._pause_s)
             when = "in %g s" % pause_s if pause_s else "now"
-            self._say("%s; the job goes on without it, and another one is started %s, to join at the others' next "
+            self._say("%s; the job goes on without it, and another one is started %s, to join at the workers' next "
                       "members(round) (%d more restarts allowed)" % (ended.obituary(), when, budget.left))  # fmt: skip
             self._waiting.add(asyncio.current_task())
             try:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._over.wait(), pause_s)
-                if self._over.is_set() or task.rank in self._guests:
+                if self._over.is_set() or task.place in self._guests:
                     break
                 started = await self._start(joining)
             except ConfigError as error:
@@ -378,8 +392,8 @@ class Launcher:
                 break
             ended.process.signal(signal.SIGKILL)  # what it left behind in its group
             self._status.read()
-        if task.rank in self._departed:
-            self._given_up.add(task.rank)
+        if task.place in self._departed:
+            self._given_up.add(task.place)
         return ended
 
     def _may_outlive(self, ended: Running) -> bool:
@@ -388,25 +402,25 @@ class Launcher:
             return False
         if ended.task is _SCHEDULER:
             return self._schedulers.may_start_again
-        role, rank = ended.task.role, ended.task.rank
-        if role == "server":
-            return self._settings.outlives_servers and not self._is_departed(ended.task)
-        if role != "worker" or rank in self._left:
+        role, rank = place = ended.task.place
+        if role == "worker" and rank in self._left:
             return False
-        if self._settings.goes_on_without:  # it may have departed before it ended, as one that was frozen
-            starts_another = self._rejoins and rank in self._departed and rank not in self._given_up
+        if self._goes_on_without(role):  # it may have departed before it ended, as one that was frozen
+            starts_another = self._rejoins and place in self._departed and place not in self._given_up
             return starts_another or not self._is_departed(ended.task)
-        return rank in self._joining or self._pay_for(rank)
+        return role == "worker" and (rank in self._joining or self._pay_for(place))
 
-    def _pay_for(self, rank: int) -> bool:
-        """Whether a worker that was lost in its place may come back."""
-        return self._budgets[rank].spend(time.monotonic() - self._in_place_since[rank])
+    def _pay_for(self, place: Place) -> bool:
+        """Whether what was lost may come back. Only its time in its place counts: once, and not that of processes that
+        could not join."""
+        now = time.monotonic()
+        return self._budgets[place].spend(now - self._in_place_since.pop(place, now))
 
     async def _restart(self, ended: Running) -> Running:
         """Until the end of a start of a lost worker's that has reached its host. How long others wait for it, whatever
         becomes of its starts, the scheduler limits: those that do not join cost no restart, but time. Of a worker that
         turns out to have said goodbye: `ended` itself."""
-        rank, host, budget = ended.task.rank, ended.task.host, self._budgets[ended.task.rank]
+        rank, host, budget = ended.task.rank, ended.task.host, self._budgets[ended.task.place]
         ended.process.signal(signal.SIGKILL)  # what it left behind in its group
         pause_s = 0.0
         if rank in self._joining:

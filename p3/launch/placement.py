@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import sys
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from p3.cluster.node import is_numeric
 from p3.errors import ConfigError
@@ -38,6 +38,9 @@ class Host(NamedTuple):
         return self.name.rpartition("@")[2]
 
 
+Place = Tuple[str, int]  # in a job: role and rank, whichever process has it
+
+
 class Task(NamedTuple):
     """One process to start."""
 
@@ -49,6 +52,10 @@ class Task(NamedTuple):
     @property
     def name(self) -> str:
         return self.role if self.role == "scheduler" else "%s %d" % (self.role, self.rank)
+
+    @property
+    def place(self) -> Place:
+        return self.role, self.rank
 
 
 def read_hostfile(path: str) -> List[Host]:

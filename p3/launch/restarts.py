@@ -1,4 +1,5 @@
-"""Whether, when and where what was lost starts again: workers (`--on-worker-loss wait`) and whole jobs (`--restarts`).
+"""Whether, when and where what was lost starts again: workers (`--on-worker-loss wait`), workers and servers
+(`--rejoin`), and whole jobs (`--restarts`).
 
 Decisions over state. No I/O and no clock: who asks says the time, in seconds of one monotonic clock.
 """
@@ -14,7 +15,7 @@ _DOUBLINGS = 5  # of a pause, at most
 
 
 class Budget:
-    """How often one worker, or the job, may be started again."""
+    """How often one process, or the job, may be started again."""
 
     def __init__(self, allowed: int) -> None:
         self.left = self._allowed = allowed

@@ -299,10 +299,10 @@ def test_a_loss_that_is_told_late_does_not_end_who_was_started_anew(monkeypatch)
     launcher._joining.add(1)  # its process had ended
     launcher._take_note({"state": "lost", "rank": 1})
     launcher._take_note({"state": "lost", "rank": 0})
-    assert ended == [0]
+    assert ended == [("worker", 0)]
     launcher._take_note({"state": "taken", "rank": 1})
     launcher._take_note({"state": "lost", "rank": 1})
-    assert ended == [0, 1]
+    assert ended == [("worker", 0), ("worker", 1)]
 
 
 def test_local_aggregation_is_off_and_may_not_be_on():

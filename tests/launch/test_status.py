@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from p3.launch import launcher
 from p3.launch.launcher import Launcher
 from p3.launch.placement import Host, Task
+from p3.launch.restarts import REFUND_S
 from p3.launch.status import Status
 from p3.settings import Settings
 
@@ -73,7 +75,17 @@ def test_who_only_repeats_the_jobs_failure_is_not_blamed_whenever_that_is_heard_
         echoing = Ended(0, "P3Error: worker 1: it is out of memory", lambda: fail("with the first"))
         failing = Ended(1, "MemoryError: no room", lambda: fail("with the last"), first_is_seen)
         start._running, start._status = [echoing, failing], Said()
-        start.began_at, start._in_place_since = 0.0, {0: 0.0, 1: 0.0}
+        start.began_at, start._in_place_since = 0.0, dict.fromkeys(start._budgets, 0.0)
         return await asyncio.wait_for(start._wait_for_the_end(), 60)
 
     assert asyncio.run(blamed()).task.rank == 1
+
+
+def test_restarts_are_limited_of_what_does_well_for_long_and_then_never_comes_back():
+    launcher = Launcher(Settings(on_server_loss="continue"), None, 1, 2, worker_restarts=2, rejoins=True)
+    launcher._in_place_since = {("server", 1): time.monotonic() - 5 * REFUND_S}
+    assert [launcher._pay_for(("server", 1)) for _ in range(3)] == [True, True, False]
+    launcher._take_note({"state": "server_returned", "server": 1, "is_guest": False})
+    launcher._in_place_since["server", 1] -= REFUND_S
+    assert [launcher._pay_for(("server", 1)) for _ in range(2)] == [True, False]
+    assert not launcher._pay_for(("worker", 0))  # the job does not outlive one

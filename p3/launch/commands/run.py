@@ -91,12 +91,13 @@ def add_parser(commands) -> None:
         type=count,
         default=3,
         metavar="K",
-        help="with --on-worker-loss wait, or --rejoin: restart each worker at most K times (default 3)",
+        help="with --on-worker-loss wait, or --rejoin: restart each worker, or server, at most K times (default 3)",
     )
     run.add_argument(
         "--rejoin",
         action="store_true",
-        help="with --on-worker-loss continue: start another process for a lost worker, which joins the running job",
+        help="with --on-worker-loss continue: start another process for a lost worker, which joins the running job; "
+        "with --on-server-loss continue for a lost server",
     )
     run.add_argument(
         "--restart-pause",
@@ -131,8 +132,11 @@ def _run(options, settings: Settings, command: List[str]) -> int:
     settings = Settings.from_env(os.environ)
     strategy.of_job(settings.strategy, options.servers)  # what is wrong with it is said before anything starts
     settings.require_heir(options.servers)
-    if options.rejoin and not settings.goes_on_without:
-        raise ConfigError("--rejoin is for jobs that go on without a lost worker: add --on-worker-loss continue")
+    if options.rejoin and not (settings.goes_on_without or settings.outlives_servers):
+        raise ConfigError(
+            "--rejoin is for jobs that go on without a lost worker or server: add --on-worker-loss continue or "
+            "--on-server-loss continue"
+        )
     worker_restarts = options.worker_restarts if settings.replaces_workers or options.rejoin else 0
     return run_job(
         settings,
