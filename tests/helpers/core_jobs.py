@@ -22,11 +22,15 @@ class Job:
     """Workers and servers joined by socket pairs. Keys are agreed at once, round robin as the scheduler would."""
 
     def __init__(self, num_workers=2, num_servers=2, slice_elements=1000, ring_bytes=None, machines=None,
-                 local_aggregation=True, **server_options):  # fmt: skip
+                 local_aggregation=True, worker_options=None, **server_options):  # fmt: skip
         self.slice_elements = slice_elements
         self.keys = 0
         self.slices = 0
-        self.workers = [P3Worker(rank, num_servers, f"worker {rank} (here)") for rank in range(num_workers)]
+        self.plans = []
+        self.workers = [
+            P3Worker(rank, num_servers, f"worker {rank} (here)", **(worker_options or {}))
+            for rank in range(num_workers)
+        ]
         self.servers = [
             P3Server(rank, num_servers, num_workers, f"server {rank} (here)", machines=machines,
                      local_aggregation=local_aggregation, **server_options)  # fmt: skip
@@ -70,6 +74,7 @@ class Job:
         plan = KeyPlan(wire_key, dtype, elements, self.slices, self.slice_elements, **axes._asdict())
         self.keys += 1
         self.slices += plan.slices
+        self.plans.append(plan)
         for server in self.servers:
             server.define(plan, f"key{wire_key}")
         handles = set()

@@ -8,117 +8,16 @@
 #include <tuple>
 #include <vector>
 
-#include "server/server_job.h"
+#include "server/heirs_job.h"
 
 namespace p3 {
 namespace {
-
-constexpr uint32_t kKey = 1, kNorm = 0;  // in the order of definition
-constexpr int kLost = 0, kHeir = 1;
-
-// Server 1 of two; key 1 has a slice of two elements on each.
-struct HeirsJob {
-  explicit HeirsJob(int num_workers, ServerOptions with = options())
-      : owned(Server::make(kHeir, 2, num_workers, std::move(with))), server(*owned) {
-    for (int i = 0; i < num_workers; ++i) {
-      const auto [ours, its] = unix_pair();
-      workers.emplace_back(ours);
-      server.add_worker(i, stream_of(its), "worker " + std::to_string(i) + " (there)");
-    }
-    server.start();
-  }
-
-  void define(uint32_t wire_key = kKey) {
-    KeyPlan plan;
-    plan.wire_key = wire_key;
-    plan.elements = 4;
-    plan.slice_elements = 2;
-    server.define(plan, "key", 0);
-  }
-  void define_norm() {
-    KeyPlan plan;
-    plan.wire_key = kNorm;
-    plan.dtype = DType::kFloat64;
-    plan.elements = 2 * kNormElements;
-    plan.slice_elements = kNormElements;
-    plan.reduction = Reduction::kNorm;
-    server.define(plan, "norm", 0);
-  }
-
-  static Header header(FrameKind kind, uint64_t round, size_t bytes, uint32_t key = kKey) {
-    Header made;
-    made.kind = kind;
-    made.key = key;
-    made.slice = key == kNoKey ? kLost : 0;  // the lost server's
-    made.dtype = static_cast<uint8_t>(key == kNorm ? DType::kFloat64 : DType::kFloat32);
-    made.round = round;
-    made.payload_bytes = static_cast<uint32_t>(bytes);
-    if (bytes == 0) made.encoding = static_cast<uint8_t>(Encoding::kAbsent);
-    made.scalars.rescale = 1;
-    return made;
-  }
-  RawPeer& peer(int worker) { return workers[static_cast<size_t>(worker)]; }
-
-  template <typename T = float>
-  void claim(int worker, uint64_t round, const std::vector<T>& value, uint32_t key = kKey,
-             Claimed what = Claimed::kValue, int inits = 1) {
-    Header made = header(FrameKind::kClaim, round, value.size() * sizeof(T), key);
-    made.part = static_cast<uint8_t>(value.empty() ? Claimed::kNothing : what);
-    set_inits(made, value.empty() ? 0 : static_cast<uint32_t>(inits));
-    made.scalars.lr = static_cast<double>(round);  // as its pushes say
-    peer(worker).send(made, value.data());
-  }
-  // Of a value that is to be asked for.
-  void claim_without_value(int worker, uint64_t round, uint32_t key = kKey) {
-    Header made = header(FrameKind::kClaim, round, 0, key);
-    made.part = static_cast<uint8_t>(Claimed::kValue);
-    set_inits(made, 1);
-    peer(worker).send(made);
-  }
-  void must_be_asked(int worker, uint32_t key = kKey) {
-    const Header ask = peer(worker).must_receive();
-    EXPECT_EQ(ask.kind, FrameKind::kAsk);
-    EXPECT_EQ(ask.key, key);
-    EXPECT_EQ(ask.slice, 0u);
-  }
-  void push(int worker, uint64_t round, const std::vector<float>& gradient) {
-    peer(worker).send(header(FrameKind::kPush, round, gradient.size() * sizeof(float)), gradient.data());
-  }
-  void begin_norm(int worker, uint64_t round) {
-    Header made = header(FrameKind::kPush, round, 0, kNorm);
-    made.part = 1;
-    peer(worker).send(made);
-  }
-  template <typename T = float>
-  std::vector<T> receive(int worker, uint64_t round, bool is_absent = false) {
-    const Header got = peer(worker).must_receive();
-    EXPECT_EQ(got.kind, FrameKind::kValue);
-    EXPECT_EQ(got.round, round);
-    EXPECT_EQ(got.encoding, static_cast<uint8_t>(is_absent ? Encoding::kAbsent : Encoding::kPlain));
-    std::vector<T> value(peer(worker).payload.size() / sizeof(T));
-    if (!value.empty()) std::memcpy(value.data(), peer(worker).payload.data(), value.size() * sizeof(T));
-    return value;
-  }
-  std::string failure() { return failure_of(server); }
-  // Another process of that rank.
-  void replace(int worker) {
-    const auto [ours, its] = unix_pair();
-    peer(worker) = RawPeer(ours);
-    server.replace_worker(worker, stream_of(its));
-  }
-
-  std::vector<RawPeer> workers;
-  const std::unique_ptr<Server> owned;
-  Server& server;
-};
 
 class Heirs : public testing::TestWithParam<int> {
  protected:
   static ServerOptions with() { return options(SumOrder::kRank, GetParam()); }
 };
 INSTANTIATE_TEST_SUITE_P(Threads, Heirs, testing::Values(0, 2));
-
-using Floats = std::vector<float>;
 
 TEST_P(Heirs, GiveASumThatAnyWorkerHasToWhoLacksIt) {
   HeirsJob job(3, with());
@@ -228,6 +127,7 @@ TEST_P(Heirs, NeedNoValueThatIsStillComingWhenAnotherOnesHasCome) {
   job.server.inherit(kLost);
   for (int worker : {0, 1}) job.claim_without_value(worker, 7);
   job.must_be_asked(1);
+  for (int worker : {0, 1}) job.claim_nothing_more(worker);
   Header unasked = HeirsJob::header(FrameKind::kClaim, 7, 2 * sizeof(float));
   set_inits(unasked, 1);
   std::vector<char> bytes(sizeof unasked + 2 * sizeof(float));
@@ -326,7 +226,7 @@ TEST_P(Heirs, TakeALastClaimForAllThatIsLeftOfThatServerAlone) {
   job.server.inherit(kLost);
   job.claim(0, 4, {1, 1});
   job.claim(1, 4, {1, 1});
-  for (int worker : {0, 1}) job.claim<float>(worker, 0, {}, kNoKey);
+  for (int worker : {0, 1}) job.claim_nothing_more(worker);
   job.push(0, 5, {1, 2});
   job.push(1, 5, {1, 2});
   for (int worker : {0, 1}) EXPECT_EQ(job.receive(worker, 5), Floats({2, 4}));
@@ -356,6 +256,7 @@ TEST_P(Heirs, HaveWhoIsAdmittedBehindAllClaims) {
   job.server.inherit(kLost);
   EXPECT_TRUE(job.server.awaits_claims());
   job.claim(0, 3, {1, 2});
+  job.claim_nothing_more(0);
   EXPECT_TRUE(eventually([&] { return !job.server.awaits_claims(); }));
   EXPECT_EQ(job.server.admit_worker(1), "");
   job.replace(1);
@@ -385,7 +286,7 @@ TEST_P(Heirs, GiveTheValueToWhoCameLaterAndAsksForItLastOfAll) {
     job->claim(0, 3, {1, 2});
     job->claim(1, 3, {1, 2});
     if (!asks_before) {
-      job->claim<float>(2, 0, {}, kNoKey);
+      for (int worker : {0, 1, 2}) job->claim_nothing_more(worker);
       EXPECT_TRUE(eventually([&] { return !job->server.awaits_claims(); }));
       job->peer(2).send(HeirsJob::header(FrameKind::kInit, 0, 0));
     }
@@ -415,6 +316,7 @@ TEST_P(Heirs, AdmitInThePlaceOfWhoDepartedARoundBehind) {
   job.claim(0, 4, {1, 2});
   job.claim(1, 4, {1, 2});
   job.claim(2, 3, {7, 7});
+  for (int worker : {0, 1, 2}) job.claim_nothing_more(worker);
   EXPECT_TRUE(eventually([&] { return !job.server.awaits_claims(); }));
   job.server.dismiss_worker(2);
   for (int worker : {0, 1}) job.push(worker, 5, {1, 1});

@@ -6,86 +6,10 @@
 #include <thread>
 #include <vector>
 
-#include "worker/worker_job.h"
+#include "worker/two_servers.h"
 
 namespace p3 {
 namespace {
-
-// Two servers, of which the first is lost. Of each key, server 0 has the first two elements, and server 1 the others.
-struct TwoServers {
-  explicit TwoServers(bool outlives = true) : TwoServers(outlives, unix_pair(), unix_pair()) {}
-  TwoServers(bool outlives, std::pair<int, int> lost_ends, std::pair<int, int> heir_ends)
-      : lost(lost_ends.first), heir(heir_ends.first), worker(0, 2, options(outlives)) {
-    worker.add_server(0, stream_of(lost_ends.second), "server 0 (there)");
-    worker.add_server(1, stream_of(heir_ends.second), "server 1 (there)");
-    worker.start();
-  }
-  static NodeOptions options(bool outlives) {
-    NodeOptions made = p3::options();
-    made.outlives_servers = outlives;
-    return made;
-  }
-  int key(uint32_t wire_key, const Compression& compression = {}) {
-    const int handle = worker.declare("key" + std::to_string(wire_key), 4, DType::kFloat32, compression);
-    KeyPlan plan = plan_of(wire_key, 4);
-    plan.slice_elements = 2;
-    plan.codec = compression;
-    worker.agree(handle, plan);
-    return handle;
-  }
-  static void answer(RawPeer& server, const Header& request, const std::vector<float>& value) {
-    Header header = request;
-    header.kind = FrameKind::kValue;
-    header.encoding = static_cast<uint8_t>(Encoding::kPlain);
-    header.payload_bytes = static_cast<uint32_t>(value.size() * sizeof(float));
-    server.send(header, value.data());
-  }
-  static std::vector<float> floats(const RawPeer& peer) {
-    std::vector<float> got(peer.payload.size() / sizeof(float));
-    if (!got.empty()) std::memcpy(got.data(), peer.payload.data(), got.size() * sizeof(float));
-    return got;
-  }
-  // The first value of a key that was just declared: 1, 2, 3, 4.
-  void initialise(int handle) {
-    landing = {1, 2, 3, 4};
-    worker.init(handle, landing.data(), landing.data(), 0, results.expect(0));
-    answer(lost, lost.must_receive(), {1, 2});
-    answer(heir, heir.must_receive(), {3, 4});
-    ASSERT_TRUE(results.wait_for(1));
-  }
-  void lose_server() {
-    lost.close();
-    EXPECT_TRUE(eventually([&] { return worker.lost_servers() == std::vector<int>{0}; }));
-    EXPECT_FALSE(worker.error());
-    worker.inherit(0, 1);
-    EXPECT_TRUE(worker.lost_servers().empty());
-  }
-  Header must_claim(uint32_t key, uint64_t round, const std::vector<float>& value, uint32_t inits = 1) {
-    const Header claim = heir.must_receive();
-    EXPECT_EQ(claim.kind, FrameKind::kClaim);
-    EXPECT_EQ(claim.key, key);
-    EXPECT_EQ(claim.slice, 0u);
-    EXPECT_EQ(claim.round, round);
-    EXPECT_EQ(floats(heir), value);
-    EXPECT_EQ(inits_of(claim), value.empty() ? 0 : inits);
-    EXPECT_EQ(claim.part == static_cast<uint8_t>(Claimed::kNothing), value.empty());
-    return claim;
-  }
-  void must_claim_nothing_more() {
-    const Header last = must_claim(kNoKey, last_round, {});
-    EXPECT_EQ(last.part, static_cast<uint8_t>(Claimed::kNothing));
-  }
-
-  void no_optimizer() { worker.set_optimizer(key(7), {"sgd", {}}); }
-
-  static constexpr uint64_t last_round = UINT64_MAX - 1;
-  std::vector<float> gradient, landing;
-  Results results;
-  RawPeer lost, heir;
-  Worker worker;
-};
-
-using Floats = std::vector<float>;
 
 const OptimizerSpec kMomentum{"sgd", {{"momentum", 0.5}}};
 
@@ -233,12 +157,12 @@ TEST(WorkerHeirs, GetALargeValueOfAWorkerThatIsAboutToLeave) {
     EXPECT_EQ(claim.slice, slice);
     EXPECT_EQ(TwoServers::floats(heir), with);
   };
-  worker.inherit(0, 1);
+  worker.inherit(0, 1, {0});
   must_claim(7, 0, {});
   must_claim(kNoKey, 0, {});
   std::thread closing([&] { worker.close(5); });
   EXPECT_TRUE(heir.readable(kDeadlineMs));  // the value of the first one, behind which the goodbye waits
-  worker.inherit(2, 1);
+  worker.inherit(2, 1, {2});
   must_claim(7, 0, value);
   must_claim(7, 2, {});
   must_claim(7, 2, value);
@@ -379,9 +303,9 @@ TEST(WorkerHeirs, HaveWhatIsOfAServerThatWasLostBeforeTheWorkerCame) {
   RawPeer heir(ours);
   Results results;
   Worker worker(0, 2, TwoServers::options(true));
-  EXPECT_THROW(worker.add_heir(0, 1), Error);  // to which there is no connection yet
+  EXPECT_THROW(worker.add_heir(0, 1, "server 0 (there)"), Error);  // to which there is no connection yet
   worker.add_server(1, stream_of(its), "server 1 (there)");
-  worker.add_heir(0, 1);
+  worker.add_heir(0, 1, "server 0 (there)");
   worker.start();
   const int key = worker.declare("key", 4, DType::kFloat32, {});
   KeyPlan plan = plan_of(7, 4);
@@ -401,8 +325,8 @@ TEST(WorkerHeirs, HaveWhatIsOfAServerThatWasLostBeforeTheWorkerCame) {
 TEST(WorkerHeirs, AreOnlyThoseOfAWorkerThatIsToldSo) {
   TwoServers job(/*outlives=*/false);
   Worker other(0, 2, TwoServers::options(false));
-  EXPECT_THROW(other.add_heir(0, 1), Error);
-  EXPECT_THROW(job.worker.inherit(0, 1), Error);
+  EXPECT_THROW(other.add_heir(0, 1, "server 0 (there)"), Error);
+  EXPECT_THROW(job.worker.inherit(0, 1, {0}), Error);
   job.lost.close();
   ASSERT_TRUE(wait_readable(job.worker.event_fd()));
   EXPECT_NE(std::string(job.worker.error()->what()).find("server 0"), std::string::npos);
