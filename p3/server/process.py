@@ -281,12 +281,16 @@ class OnceClaimed:
             self._call_next()
 
     def _call_next(self) -> None:
-        with contextlib.suppress(P3Error):  # the core has failed, and tells everybody
+        try:
             while self._waiting and not self._core.awaits_claims():
                 self._waiting[0]()
                 self._waiting.pop(0)
-            if self._waiting:
-                asyncio.get_running_loop().call_later(_CLAIMS_S, self._call_next)
+        except ValueError as error:
+            self._core.fail(str(error))
+        except P3Error:  # the core has failed, and tells everybody
+            return
+        if self._waiting:
+            asyncio.get_running_loop().call_later(_CLAIMS_S, self._call_next)
 
 
 def _labelled(label: str, error: Exception) -> str:

@@ -36,7 +36,8 @@ class ReturningJob(Job):
     def come_back(self, seniority=None):
         """At a point where nothing is under way."""
         ranks = range(len(self.workers))
-        back = P3Server(0, 2, len(self.workers), "server 0 (here again)", local_aggregation=False, outlives_workers=True)
+        label = "server 0 (here again)"
+        back = P3Server(0, 2, len(self.workers), label, local_aggregation=False, outlives_workers=True)
         for rank in ranks:
             back.expect_worker(rank, f"worker {rank} (here)")
         back.start()
