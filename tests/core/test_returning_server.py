@@ -36,8 +36,8 @@ class ReturningJob(Job):
     def come_back(self, seniority=None):
         """At a point where nothing is under way."""
         ranks = range(len(self.workers))
-        label = "server 0 (here again)"
-        back = P3Server(0, 2, len(self.workers), label, local_aggregation=False, outlives_workers=True)
+        options = dict(local_aggregation=False, outlives_workers=True)
+        back = P3Server(0, 2, len(self.workers), "server 0 (here again)", **options)
         for rank in ranks:
             back.expect_worker(rank, f"worker {rank} (here)")
         back.start()
