@@ -21,12 +21,17 @@ def command(folder, *arguments, options=()):
     return [sys.executable, "-m", "p3", "exec", *options, *script]
 
 
-DOCTOR = [sys.executable, "-m", "p3", "doctor", "--json", "--seconds", "0.1"]
+def doctor(folder, seconds="0.1"):
+    """What a launcher is asked to start. The doctor's errors go to a file: a launcher may have something to say of
+    itself, such as Open MPI, when a child of it has called exec() before its parent could put it into a group."""
+    command = [sys.executable, "-m", "p3", "doctor", "--json", "--seconds", seconds]
+    return ["sh", "-c", 'exec "$@" 2>>"$0"', str(folder / "doctor.err"), *command]
 
 
-def examined(ended):
+def examined(folder, ended):
     """The ranks by which the doctor, to whom nothing was wrong, names the hosts."""
-    assert (ended.code, ended.err) == (0, ""), ended
+    err = (folder / "doctor.err").read_text()
+    assert (ended.code, err) == (0, ""), (ended, err)
     found = json.loads(ended.out)
     assert {row["state"] for row in found["rows"]} <= {"ok", "note"}, found["rows"]
     return sorted(int(host["name"].split()[1]) for host in found["hosts"])

@@ -96,7 +96,7 @@ def test_a_cancelled_job_ends_and_leaves_nothing(start, tmp_path, number):
 
 
 def test_the_doctor_asks_each_host_once(start, tmp_path):
-    assert jobs.examined(start(command=jobs.DOCTOR).wait(60)) == [0, 2]
+    assert jobs.examined(tmp_path, start(command=jobs.doctor(tmp_path)).wait(60)) == [0, 2]
     nothing_is_left(tmp_path)
 
 

@@ -129,13 +129,13 @@ def test_a_job_of_the_example_whose_time_is_over_takes_a_snapshot_and_goes_on_fr
 
 
 def test_the_doctor_asks_each_node_once(cluster, processes, tmp_path):
-    ended = srun(cluster, processes, tmp_path, "-N3", "-n4", command=jobs.DOCTOR).wait(60)
-    assert jobs.examined(ended) == [0, 2, 3]
+    ended = srun(cluster, processes, tmp_path, "-N3", "-n4", command=jobs.doctor(tmp_path)).wait(60)
+    assert jobs.examined(tmp_path, ended) == [0, 2, 3]
     nothing_is_left(tmp_path)
 
 
 def test_a_cancelled_doctor_leaves_nothing(cluster, tmp_path):
-    job = batch(cluster, tmp_path, "srun %s --seconds 60" % jobs.shell(jobs.DOCTOR[:-2]))
+    job = batch(cluster, tmp_path, "srun " + jobs.shell(jobs.doctor(tmp_path, "60")))
     jobs.wait_until(lambda: (tmp_path / ".p3").exists() and os.listdir(tmp_path / ".p3"))
     cluster.run("scancel", job)
     cluster.wait(job, "CANCELLED")
