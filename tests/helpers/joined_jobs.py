@@ -4,7 +4,7 @@ import re
 import sys
 
 import numpy as np
-from launched_jobs import children
+from launched_jobs import children_with
 from plugin_jobs import SCRIPTS
 from processes import Process, clean_environment
 
@@ -73,9 +73,5 @@ def require_right(folder, said, members_at, workers, steps=20):
 
 def worker(run, rank):
     """Its process."""
-    for child in children(run.popen.pid):
-        with open("/proc/%s/environ" % child, "rb") as file:
-            env = file.read().split(b"\0")
-        if b"DMLC_ROLE=worker" in env and b"P3_RANK=%d" % rank in env:
-            return int(child)
-    raise LookupError(rank)
+    (process,) = children_with(run.popen.pid, DMLC_ROLE="worker", P3_RANK=rank)
+    return process

@@ -86,15 +86,22 @@ def living(folder):
     return found
 
 
-def node_of(process, role, default=None):
-    """The child of a supervisor that has that role."""
+def children_with(process, **variables):
+    """Its children that have these in their environment; what has ended has none, also before its end was noticed."""
+    found, wanted = [], {os.fsencode("%s=%s" % pair) for pair in variables.items()}
     for child in map(int, children(process)):
         with contextlib.suppress(OSError), open("/proc/%d/environ" % child, "rb") as file:
-            if b"DMLC_ROLE=" + role.encode() in file.read().split(b"\0"):
-                return child
-    if default is None:
+            if wanted <= set(file.read().split(b"\0")):
+                found.append(child)
+    return found
+
+
+def node_of(process, role, default=None):
+    """The child of a supervisor, or of `p3 run`, that has that role."""
+    found = children_with(process, DMLC_ROLE=role)
+    if not found and default is None:
         raise LookupError("process %d has no %s" % (process, role))
-    return default
+    return found[0] if found else default
 
 
 def children(process):
@@ -105,8 +112,8 @@ def children(process):
 def scheduler_of(run):
     """The scheduler that the launcher of that Process has started, None while it has none."""
     for child in children(run.popen.pid):
-        # It may have ended.
-        with contextlib.suppress(FileNotFoundError), open("/proc/%s/cmdline" % child, "rb") as file:
+        # It may have ended, also between open() and read().
+        with contextlib.suppress(OSError), open("/proc/%s/cmdline" % child, "rb") as file:
             if b"--journal-fd" in file.read():
                 return int(child)
     return None

@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from launched_jobs import children, kill_scheduler, node_of, scheduler_of
+from launched_jobs import kill_scheduler, node_of, scheduler_of
 from plugin_jobs import SCRIPTS
 from processes import Process, clean_environment, write_script
 
@@ -170,11 +170,7 @@ def test_a_server_that_dies_ends_the_job_by_its_name(tmp_path, processes):
     run = departing(tmp_path, processes, 3, 2, steps=100_000)
     while "step 3:" not in run.read_line():
         pass
-    for child in children(run.popen.pid):
-        with open("/proc/%s/environ" % child, "rb") as file:
-            if b"DMLC_ROLE=server" in file.read():
-                os.kill(int(child), signal.SIGKILL)
-                break
+    os.kill(node_of(run.popen.pid, "server"), signal.SIGKILL)
     ended = run.wait(60)
     assert ended.code == 128 + signal.SIGKILL, ended
     assert re.search(r"p3 run: server \d ended with signal SIGKILL", ended.err), ended

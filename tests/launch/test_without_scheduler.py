@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from launched_jobs import children, kill_scheduler, scheduler_of, workers
+from launched_jobs import kill_scheduler, node_of, scheduler_of, workers
 from plugin_jobs import SCRIPTS
 from processes import Process, clean_environment, wait_until, write_script
 
@@ -85,10 +85,7 @@ def test_where_workers_are_replaced_a_scheduler_that_dies_still_ends_the_job(tmp
     script = [sys.executable, write_script(tmp_path, script)]
     run = p3_run(tmp_path, processes, "--on-worker-loss", "wait", command=script)
     until_step(run, 2)
-    for child in children(run.popen.pid):
-        with open("/proc/%s/environ" % child, "rb") as file:
-            if b"DMLC_ROLE=scheduler" in file.read():
-                os.kill(int(child), signal.SIGKILL)
+    os.kill(node_of(run.popen.pid, "scheduler"), signal.SIGKILL)
     ended = run.wait(60)
     assert ended.code == 128 + signal.SIGKILL and "p3 run: scheduler ended with signal SIGKILL" in ended.err
 
@@ -96,10 +93,7 @@ def test_where_workers_are_replaced_a_scheduler_that_dies_still_ends_the_job(tmp
 def test_who_dies_while_there_is_no_scheduler_is_missed_by_the_next_one(tmp_path, processes):
     run = p3_run(tmp_path, processes, command=[*JOB, "0.05"], P3_TIMEOUT_S="3")
     until_step(run, 2)
-    victim = next(
-        int(child) for child in children(run.popen.pid)
-        if b"without_scheduler" in open("/proc/%s/cmdline" % child, "rb").read()
-    )  # fmt: skip
+    victim = node_of(run.popen.pid, "worker")
     os.kill(scheduler_of(run), signal.SIGKILL)
     os.kill(victim, signal.SIGKILL)
     ended = run.wait(60)
@@ -147,11 +141,7 @@ def test_a_latecomer_is_refused_by_the_next_scheduler_too(tmp_path, processes):
     until_step(run, 2)
     kill_scheduler(run)
     until_step(run, 6)  # which needs it
-    worker = next(
-        int(child) for child in children(run.popen.pid)
-        if b"without_scheduler" in open("/proc/%s/cmdline" % child, "rb").read()
-    )  # fmt: skip
-    with open("/proc/%d/environ" % worker, "rb") as file:
+    with open("/proc/%d/environ" % node_of(run.popen.pid, "worker"), "rb") as file:
         env = dict(entry.decode().partition("=")[::2] for entry in file.read().split(b"\0") if entry)
     late = Process([sys.executable, "-c", "import p3; p3.Session.open()"], env, tmp_path)
     processes.append(late)

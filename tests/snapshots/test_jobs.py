@@ -12,6 +12,7 @@ import numpy as np
 import forked
 import plugin_jobs as jobs
 import pytest
+from launched_jobs import children_with
 from processes import PYTHONPATH, ROOT, Process, clean_environment
 
 from p3.cluster import messages
@@ -477,28 +478,14 @@ def test_every_kind_of_training_resumes_to_the_bit(tmp_path):
         assert "%s same\n" % kind in output, output
 
 
-def processes_of(launcher, role):
-    """The ids of the processes of a job that have this role."""
-    found = []
-    for child in open("/proc/%d/task/%d/children" % (launcher, launcher)).read().split():
-        try:
-            with open("/proc/%s/environ" % child, "rb") as file:
-                env = file.read().split(b"\0")
-        except OSError:
-            continue
-        if b"DMLC_ROLE=" + role.encode() in env:
-            found.append(int(child))
-    return found
-
-
 def kill_when(process, directory, round, role, rank, deadline_s=60):
     """SIGKILLs a process of the job when the snapshot of that round has been begun; or once it is there, after that."""
     deadline = time.monotonic() + deadline_s
     rounds = lambda: [int(re.sub(r"\D", "", name)) for name in os.listdir(directory) if "round-" in name]  # noqa: E731
-    while max(rounds(), default=-1) < round or len(processes_of(process.popen.pid, role)) <= rank:
+    while max(rounds(), default=-1) < round or len(children_with(process.popen.pid, DMLC_ROLE=role)) <= rank:
         assert time.monotonic() < deadline and process.popen.poll() is None, process.wait(1)
         time.sleep(0.005)
-    os.kill(sorted(processes_of(process.popen.pid, role))[rank], signal.SIGKILL)
+    os.kill(sorted(children_with(process.popen.pid, DMLC_ROLE=role))[rank], signal.SIGKILL)
 
 
 def test_the_example_survives_the_death_of_a_worker_and_of_a_server(processes, tmp_path):
@@ -515,7 +502,7 @@ def test_the_example_survives_the_death_of_a_worker_and_of_a_server(processes, t
     process = start(processes, tmp_path, 2, 2, example, "--steps", steps, options=options)
     first, second = sorted(choice.sample(range(2, steps // every - 1), 2))
     kill_when(process, str(directory), first * every, "worker", choice.randrange(2))
-    while processes_of(process.popen.pid, "scheduler"):  # until all of that start have ended
+    while children_with(process.popen.pid, DMLC_ROLE="scheduler"):  # until all of that start have ended
         assert process.popen.poll() is None, process.wait(1)
         time.sleep(0.005)
     kill_when(process, str(directory), second * every, "server", choice.randrange(2))
