@@ -25,3 +25,21 @@ def test_closing_a_connection_that_the_peer_has_reset_is_no_error():
         await stream.close(5)
 
     asyncio.run(reset_and_close())
+
+
+def test_a_connection_that_comes_while_accepting_ends_is_no_error():
+    said = []
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _loop, context: said.append(context))
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setblocking(False)
+            accepting = loop.create_task(loop.sock_accept(listener))
+            await asyncio.sleep(0)  # it waits
+            with socket.create_connection(listener.getsockname()):
+                await asyncio.sleep(0)  # the loop has seen that it can accept, and goes on here before it does
+                await channel.stop_accepting(accepting, listener)
+
+    asyncio.run(main())
+    assert said == []

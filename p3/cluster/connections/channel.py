@@ -62,9 +62,10 @@ async def cancel(task: asyncio.Future) -> None:
 
 async def stop_accepting(accepting: asyncio.Task, listener: socket.socket) -> None:
     """Cancels a task that waits in sock_accept() of `listener`, which stays open."""
-    await cancel(accepting)
-    # Python 3.8 forgets this; the loop would take the next socket of the same number for the listener.
+    # First of all: asyncio would accept a connection that it has seen already, and log that nobody waits for it.
+    # And Python 3.8 forgets this; its loop would take the next socket of the same number for the listener.
     asyncio.get_running_loop().remove_reader(listener.fileno())
+    await cancel(accepting)
 
 
 async def prove_to_acceptor(
