@@ -22,8 +22,9 @@ def test_too_many_servers(make_cluster):
 
 def test_a_server_that_is_missing(make_cluster):
     cluster = make_cluster(1, 2)
-    quick = {"P3_RENDEZVOUS_TIMEOUT_S": "3"}
-    nodes = [cluster.start("scheduler", **quick), cluster.start("server", P3_RANK="0"), cluster.start("worker", TRAIN)]
+    nodes = [cluster.start("server", P3_RANK="0"), cluster.start("worker", TRAIN)]
+    cluster.until_called_by(2)
+    nodes.append(cluster.start("scheduler", P3_RENDEZVOUS_TIMEOUT_S="3"))
     assert_every_process_says(all_ended(nodes), "1 of 2 servers (rank 1) did not join within 3 s")
 
 
@@ -48,10 +49,9 @@ def test_another_version_of_the_protocol(make_cluster, tmp_path, stranger):
 def test_a_wrong_secret_on_one_node(make_cluster, role):
     cluster = make_cluster(1, 1)
     wrong = {role: {"P3_SECRET": "another secret altogether"}}
-    nodes = {
-        name: cluster.start(name, TRAIN, P3_RENDEZVOUS_TIMEOUT_S="4", **wrong.get(name, {}))
-        for name in ("scheduler", "server", "worker")
-    }
+    nodes = {name: cluster.start(name, TRAIN, **wrong.get(name, {})) for name in ("server", "worker")}
+    cluster.until_called_by(2)
+    nodes["scheduler"] = cluster.start("scheduler", P3_RENDEZVOUS_TIMEOUT_S="4", **wrong.get("scheduler", {}))
     finished = {name: node.wait(SOON_S + 10) for name, node in nodes.items()}
     refused = [role] if role != "scheduler" else ["server", "worker"]
     for name, node in finished.items():

@@ -158,10 +158,22 @@ def test_what_is_altered_on_its_way_is_an_error_that_names_the_peer(
 
 @pytest.mark.parametrize("lacking", ["scheduler", "worker"])
 def test_a_node_with_and_a_node_without_it_say_so(make_cluster, lacking):
-    cluster = make_cluster(1, 1)
-    # Who comes when the scheduler has ended already finds none.
-    nodes = {role: cluster.start(role, TRAIN, P3_TLS=str(int(role != lacking)), P3_RENDEZVOUS_TIMEOUT_S="5")
-             for role in ("scheduler", "server", "worker")}
+    cluster, nodes = make_cluster(1, 1), {}
+
+    def start(role, **settings):
+        nodes[role] = cluster.start(role, TRAIN, P3_TLS=str(int(role != lacking)), **settings)
+
+    if lacking == "worker":
+        start("scheduler", P3_LOG="info")
+        start("server")
+        while b" joined\n" not in (line := nodes["scheduler"].popen.stderr.readline()):
+            assert line, nodes["scheduler"].wait(10)
+        start("worker")
+    else:
+        for role in ("server", "worker"):  # the later one may find no scheduler any more
+            start(role, P3_RENDEZVOUS_TIMEOUT_S="8")
+        cluster.until_called_by(1)
+        start("scheduler")
     finished = {role: node.wait(20) for role, node in nodes.items()}
     if lacking == "worker":
         assert "P3_TLS=1, but here P3_TLS=0: set it to the same value" in finished["worker"].err

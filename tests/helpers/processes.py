@@ -146,6 +146,16 @@ class Cluster:
         """The environment of a node; a setting of '' takes a variable away."""
         return {name: value for name, value in clean_environment(**dict(self._common, **settings)).items() if value}
 
+    def until_called_by(self, nodes: int) -> None:
+        """Waits until so many nodes have connected to the listener, before the test starts the scheduler: whose
+        deadline is then none for how long they take to start."""
+
+        def connected():
+            connections = [line.split()[1:4] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+            return sum(to.endswith(":%04X" % self.port) and state == "01" for _, to, state in connections)
+
+        wait_until(lambda: connected() >= nodes, "not all of %d nodes have connected" % nodes, 60)
+
     def start(self, role: str, script: str = "", inherits: bool = True, **settings: str) -> Process:
         """Starts `p3 exec` in that role; a worker runs the script. A scheduler `inherits` the listener."""
         command = [sys.executable, "-m", "p3", "exec"]

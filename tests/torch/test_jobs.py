@@ -259,7 +259,7 @@ def test_torchrun_on_two_hosts_needs_a_secret_and_then_trains_and_the_doctor_ask
     trained = run(P3_SECRET="a secret that only tests use")
     assert [one.code for one in trained] == [0, 0], trained
     assert sum(one.out.count("follows") for one in trained) == 2
-    one, other = run(["--no-python", *jobs_of_launchers.DOCTOR], P3_SECRET="a secret that only tests use")
+    one, other = run(["--no-python", *jobs_of_launchers.doctor(tmp_path)], P3_SECRET="a secret that only tests use")
     asked = one if one.out else other
     assert (one.code, other.code) == (0, 0) and len(json.loads(asked.out)["hosts"]) == 2, (one, other)
 
