@@ -297,13 +297,17 @@ def test_results_count_where_only_the_end_of_a_store_of_others_hangs(
 ):
     lines = lines_of(0, [1.0], [0.0, 0.0], "x")
     lines[0]["workers"] = 1
-    program = "import time\n" + "".join(f"print({json.dumps(one)!r})\n" for one in lines[: None if has_results else -1])
+    lines = lines[: None if has_results else -1]
+    program = "import time\n" + "".join(f"print({json.dumps(one)!r})\n" for one in lines)
     store = stores.STORES["alone"]._replace(may_hang_at_end=may_hang)
 
     def made(store, configuration, course, site, folder, repeat):
         command = [sys.executable, "-c", program + "time.sleep(1000)"]
-        return jobs.Job(store, site.hosts, command, root=site.root, port=1, folder=folder, omp_threads=1)
+        job = jobs.Job(store, site.hosts, command, root=site.root, port=1, folder=folder, omp_threads=1)
+        monkeypatch.setattr(job, "start", lambda: (start(job), wait_until(lambda: job.lines("worker 0") == lines)))
+        return job
 
+    start = jobs.Job.start  # and the job's time begins when it has told what it has
     monkeypatch.setattr(runs, "_job", made)
     here = jobs.LocalHost("127.0.0.1")
     configuration = configurations("bandwidth", "--models", "sockeye", *TINY)[0]
