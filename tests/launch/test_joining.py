@@ -357,3 +357,9 @@ def test_what_is_wrong_with_a_call_of_p3_join_it_says(tmp_path, processes, optio
     env = {"P3_SECRET": "0123456789abcdef", "P3_RENDEZVOUS_TIMEOUT_S": "1"}
     ended = p3(tmp_path, processes, "join", *options, **env).wait(20)
     assert ended.code == 1 and why in ended.err, ended
+
+
+def test_p3_run_starts_others_only_where_the_job_goes_on(tmp_path, processes):
+    for options in ([], ["--on-worker-loss", "wait"]):
+        ended = p3(tmp_path, processes, "run", "-n", "1", "--rejoin", *options, "true").wait(20)
+        assert ended.code == 1 and "add --on-worker-loss continue or --on-server-loss continue" in ended.err, ended

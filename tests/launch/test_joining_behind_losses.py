@@ -1,4 +1,5 @@
-"""Processes that join a job which has lost servers: they go to the heirs as all others, to the bit."""
+"""Processes that join a job which has lost servers: as workers, which go to the heirs as all others, and in the places
+of the lost servers; to the bit."""
 
 import os
 import re
@@ -20,13 +21,25 @@ STEPS = 20
 
 
 class Job:
-    def __init__(self, folder, processes):
-        self.folder, self.mark, self.said = folder, uuid.uuid4().hex, ""
-        argv = [sys.executable, "-m", "p3", "run", "-n", "3", "-s", "3", "--rejoin", "--on-worker-loss", "continue"]
-        argv += ["--on-server-loss", "continue", sys.executable, str(SCRIPTS / "joining_behind.py"), str(STEPS)]
-        variables = {**strike.environment(self.mark), "OMP_NUM_THREADS": "1"}
-        self.run = Process([*argv, str(folder)], variables, folder)
-        processes.append(self.run)
+    def __init__(self, folder, processes, *options, losses=("worker", "server"), command=None, **env):
+        self.env = {"OMP_NUM_THREADS": "1", **env}
+        self.folder, self.processes, self.mark, self.said = folder, processes, uuid.uuid4().hex, ""
+        self.command = command or [sys.executable, str(SCRIPTS / "joining_behind.py"), str(STEPS), str(folder)]
+        options = [*options, *(word for role in losses for word in ("--on-%s-loss" % role, "continue"))]
+        self.run = self.p3("run", "-n", "3", "-s", "3", *options, *self.command)
+        self.guests = []
+
+    def p3(self, *arguments):
+        variables = {**strike.environment(self.mark), **self.env}
+        self.processes.append(Process([sys.executable, "-m", "p3", *arguments], variables, self.folder))
+        return self.processes[-1]
+
+    def join(self, *options):
+        """A server with --server, else a worker."""
+        command = [] if "--server" in options else self.command
+        self.guests.append(self.p3("join", "--pid", str(self.run.popen.pid), *options, *command))
+        self.hear("waits to come back" if "--server" in options else "waits to join the job")
+        return self.guests[-1]
 
     def hear(self, text, times=1):
         for _ in range(times):
@@ -46,8 +59,9 @@ class Job:
     def end(self, absent=None, steps=()):
         """`absent`: a worker that did not take part in these steps, in which all others did."""
         ended = self.run.wait(100)
-        said = self.said + ended.out
-        assert ended.code == 0, ended
+        came = [guest.wait(60) for guest in self.guests]
+        said = self.said + ended.out + "".join(one.out for one in came)
+        assert ended.code == 0 and all(one.code == 0 for one in came), (ended, came)
         for step in range(STEPS):
             took_part = 7 - (1 << absent) if step in steps else 7
             assert set(re.findall(r"worker \d step %d: (.*)" % step, said)) == {"[%d]" % took_part}, (step, ended)
@@ -58,22 +72,18 @@ class Job:
         return ended
 
 
-def workers_started(ended):
-    """Again; servers are, too."""
-    return len(re.findall(r"worker \d ended with .*another one is started", ended.err))
-
-
 def test_others_join_behind_one_loss_after_the_other(tmp_path, processes):
     job = Job(tmp_path, processes)
     job.let_go(0)
     job.let_go("on")
-    for step, server, worker in ((5, 1, 2), (10, 0, 0)):  # the second one is of servers that have inherited
-        job.hear("waits for go-%d" % step, 3)
-        job.lose_server(server, 3)
+    # By `left` of those with whom the job began. The second server has inherited.
+    for step, server, worker, left in ((5, 1, 2, 3), (10, 0, 0, 2)):
+        job.hear("waits for go-%d" % step, left)
+        job.lose_server(server, left)
         job.kill("worker", worker)
-        job.hear("waits to join the job")
+        job.join()
         job.let_go(step)
-    job.hear("waits for go-15", 3)
+    job.hear("waits for go-15")
     job.let_go(15)
     job.end()
 
@@ -83,12 +93,11 @@ def test_one_that_waits_to_join_as_a_server_is_lost_joins_behind_that(tmp_path, 
     job.let_go(0)
     job.hear("waits for go-5", 3)
     job.kill("worker", 1)
-    job.hear("waits to join the job")
+    job.join()
     job.lose_server(0, 2)
     for step in ("on", 5, 10, 15):
         job.let_go(step)
-    ended = job.end()
-    assert workers_started(ended) == 1, ended
+    job.end()
 
 
 def test_one_on_trial_departs_with_a_server_and_the_next_one_joins(tmp_path, processes):
@@ -96,17 +105,18 @@ def test_one_on_trial_departs_with_a_server_and_the_next_one_joins(tmp_path, pro
     job.let_go("0")
     job.hear("waits for go-5", 3)
     job.kill("worker", 1)
-    job.hear("waits to join the job")
+    first = job.join()
     job.let_go(5)
-    job.hear("waits for go-on")
+    first.read_until("waits for go-on")
     job.kill("server", 1)
     job.hear("The others go on without it")  # it may itself have noticed first
     job.let_go("on")
-    job.hear("waits to join the job")
+    assert first.wait(60).code == 1
+    job.guests.remove(first)
+    job.join()
     for step in (10, 15):
         job.let_go(step)
-    ended = job.end(1, range(5, 10))
-    assert workers_started(ended) == 2, ended
+    job.end(1, range(5, 10))
 
 
 def test_the_next_scheduler_knows_the_heirs(tmp_path, processes):
@@ -117,7 +127,114 @@ def test_the_next_scheduler_knows_the_heirs(tmp_path, processes):
     job.kill("scheduler", 0)
     job.hear("all nodes have come back")
     job.kill("worker", 2)
-    job.hear("waits to join the job")
+    job.join()
     for step in ("on", 5, 10, 15):
         job.let_go(step)
     job.end()
+
+
+def test_p3_run_starts_another_process_for_each_loss_of_a_server(tmp_path, processes):
+    job = Job(tmp_path, processes, "--rejoin", losses=["server"])
+    job.let_go(0)
+    for step, server in ((5, 1), (10, 1), (15, 0)):
+        job.hear("waits for go-%d" % step, 3)
+        job.kill("server", server)
+        job.hear("waits to come back")
+        job.let_go(step)
+        job.hear("server %d (127.0.0.1) is back" % server)
+    wanted = r"p3 run: server (\d) ended .*; the job goes on without it, and another one is started (.*), to join at "
+    wanted += r"the workers' next members\(round\) \((\d) more restarts allowed\)"
+    said = re.findall(wanted, job.end().err)
+    assert said == [("1", "now", "2"), ("1", "in 1 s", "1"), ("0", "now", "2")]
+
+
+def test_one_that_freezes_before_it_is_back_is_ended_and_another_one_started(tmp_path, processes):
+    job = Job(tmp_path, processes, "--rejoin", losses=["server"], P3_TIMEOUT_S="4")
+    job.let_go(0)
+    job.hear("waits for go-5", 3)
+    job.lose_server(1, 3)
+    job.hear("waits to come back")
+    job.kill("server", 1, signal.SIGSTOP)
+    job.let_go(5)
+    job.hear("It has not come back")
+    job.hear("waits to come back")
+    job.let_go(10)
+    job.hear("server 1 (127.0.0.1) is back")
+    job.let_go(15)
+    assert job.end().err.count("p3 run: server 1") == 2
+
+
+def test_workers_and_servers_come_back_at_one_mark(tmp_path, processes):
+    job = Job(tmp_path, processes, "--rejoin")
+    job.let_go(0)
+    job.let_go("on")
+    job.hear("waits for go-5", 3)
+    job.lose_server(2, 3)
+    job.kill("worker", 0)
+    job.hear("waits to join the job")
+    job.let_go(5)
+    job.hear("server 2 (127.0.0.1) is back")
+    for step in (10, 15):
+        job.let_go(step)
+    assert job.end().err.count("another one is started now") == 2
+
+
+def test_a_server_joins_by_hand_and_p3_run_goes_on_behind_its_loss(tmp_path, processes):
+    job = Job(tmp_path, processes, losses=["server"])
+    job.let_go(0)
+    job.hear("waits for go-5", 3)
+    job.lose_server(1, 3)
+    other = job.p3("join", "--pid", str(job.run.popen.pid), "--server", "--rank", "7").wait(30)
+    assert other.code == 1 and "which has servers 0 to 2" in other.err, other
+    impatient = job.p3("join", "--pid", str(job.run.popen.pid), "--server", "--wait", "1").wait(30)
+    assert impatient.code == 1 and "waited 1 s (P3_JOIN, --wait) to join the job" in impatient.err, impatient
+    assert "the workers did not call members(round) yet" in impatient.err, impatient
+    job.hear("waits to come back")
+    guest = job.join("--server")
+    env = strike.marked(job.mark)[guest.popen.pid]
+    assert (env["DMLC_ROLE"], env["P3_JOIN"], env["P3_ON_SERVER_LOSS"]) == ("server", "3600", "continue"), env
+    assert env["P3_ON_WORKER_LOSS"] == "fail", env
+    job.let_go(5)
+    job.hear("server 1 (127.0.0.1) is back")
+    job.hear("waits for go-10", 3)
+    guest.signal(signal.SIGKILL)
+    job.guests.remove(guest)
+    job.hear("server 1 is lost; server", 3)
+    job.join("--server", "--rank", "1")
+    for step in (10, 15):
+        job.let_go(step)
+    assert job.end().err.count("p3 run: server") == 1
+
+
+SUMS = """
+import os
+import numpy as np, p3
+
+with p3.Session.open() as session:
+    key, landing = session.declare("w", (1000,), "float32"), np.zeros(1000, np.float32)
+    session.init(key, landing.copy() if session.is_first else None, landing).wait(60)
+    print("worker %d trains" % session.rank, flush=True)
+    while landing[0] == 0:  # the same number of rounds on all
+        session.pushpull(key, np.full(1000, os.path.exists("go-end"), np.float32), landing).wait(60)
+"""
+
+
+def test_a_server_that_is_never_let_in_waits_and_ends_with_the_job(tmp_path, processes):
+    command = [sys.executable, "-c", SUMS]
+    job = Job(tmp_path, processes, "--rejoin", losses=["server"], command=command)
+    job.hear("trains", 3)
+    job.kill("server", 1)
+    job.hear("waits to come back")
+    job.let_go("end")
+    ended = job.run.wait(60)
+    assert ended.code == 0 and ended.err.count("p3 run: server 1") == 1, ended
+    assert "[server 1] p3:" not in job.said + ended.out, ended
+
+
+def test_a_server_is_let_into_no_job_that_ends_with_a_lost_one(tmp_path, processes):
+    job = Job(tmp_path, processes, losses=[], command=[sys.executable, "-c", SUMS])
+    job.hear("trains", 3)
+    came = job.p3("join", "--pid", str(job.run.popen.pid), "--server").wait(30)
+    assert came.code == 1 and "does not go on without lost servers" in came.err, came
+    job.let_go("end")
+    assert job.run.wait(60).code == 0
