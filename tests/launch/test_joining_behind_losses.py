@@ -206,6 +206,28 @@ def test_a_server_joins_by_hand_and_p3_run_goes_on_behind_its_loss(tmp_path, pro
     assert job.end().err.count("p3 run: server") == 1
 
 
+def test_somebody_elses_server_may_take_the_place_for_which_that_of_p3_run_waits(tmp_path, processes):
+    job = Job(tmp_path, processes, "--rejoin", losses=["server"])
+    job.let_go(0)
+    job.hear("waits for go-5", 3)
+    guest = job.join("--server", "--rank", "1")
+    job.lose_server(1, 3)
+    job.hear("waits to come back")
+    job.let_go(5)
+    job.hear("server 1 (127.0.0.1) is back")
+    job.hear("waits for go-10", 3)
+    guest.signal(signal.SIGKILL)
+    job.guests.remove(guest)
+    job.hear("server 1 is lost; server", 3)
+    job.let_go(10)
+    job.hear("server 1 (127.0.0.1) is back")
+    last = job.join("--server")
+    job.let_go(15)
+    job.guests.remove(last)
+    assert job.end().err.count("p3 run: server") == 1
+    assert last.wait(30).code == 1
+
+
 SUMS = """
 import os
 import numpy as np, p3
