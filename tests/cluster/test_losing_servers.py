@@ -204,6 +204,16 @@ def test_pytorch_trains_on_with_the_same_bits(tmp_path, processes, undisturbed, 
     assert ended.err.count("the job goes on without it") == 2, ended
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("mode", ["by itself", "clipping", "synchronous"])
+def test_pytorch_trains_on_when_they_come_back_with_the_same_bits(tmp_path, processes, undisturbed, mode):
+    job = {"script": "torch_losing_servers.py", "arguments": (mode,)}
+    expected = undisturbed(**job, P3_ON_SERVER_LOSS="continue")
+    ended = run(tmp_path, processes, *COMING_BACK, **job, P3S_DEATHS="1:40,2:7,1:11", P3S_MARKS="2")
+    assert digest(ended) == expected
+    assert came_back(ended) >= 2, ended
+
+
 @pytest.mark.parametrize("optimizer", ["", "sgd", "adam"])
 def test_mxnet_trains_on_with_the_same_bits(tmp_path, processes, undisturbed, optimizer):
     pytest.importorskip("mxnet")

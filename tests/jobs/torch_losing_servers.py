@@ -1,5 +1,5 @@
 """torch_losing_servers.py MODE: workers of PyTorch whose servers die (struck.py), and who train on. Each prints a
-digest of its weights. MODE is one of MODES."""
+digest of its weights. MODE is one of MODES. P3S_MARKS: servers come back, as struck.py has it."""
 
 import hashlib
 import sys
@@ -20,6 +20,15 @@ MODES = {
 }
 
 
+def until_all_are_back(step):
+    """As struck.py has it."""
+    lacks_one = torch.ones(1)
+    while lacks_one.item():
+        p3.torch.members(step, {})
+        lacks_one[0] = p3.torch.rank() == 0 and session.current().servers.changes < 2 * struck.struck
+        lacks_one = p3.torch.all_reduce(lacks_one)
+
+
 def main(mode):
     rank = p3.torch.rank()
     torch.manual_seed(1)
@@ -29,11 +38,15 @@ def main(mode):
     struck.begin(session.current())
     generator = torch.Generator().manual_seed(rank)
     for step in range(STEPS):
+        if struck.MARKS and step % struck.MARKS == 0:
+            until_all_are_back(step)
         inputs, targets = torch.randn(8, 20, generator=generator), torch.randn(8, 30, generator=generator)
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(inputs), targets).backward()
         optimizer.step()
         assert p3.torch.all_reduce(torch.tensor([1.0])).item() == session.current().num_workers, step
+    if struck.MARKS:
+        until_all_are_back(STEPS)
     optimizer.synchronize()
     digest = hashlib.sha256()
     for value in model.state_dict().values():
