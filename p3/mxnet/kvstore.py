@@ -383,6 +383,18 @@ class P3KVStore(mx.kvstore.KVStore):
     # The job
 
     @call
+    def members(self, round=None):
+        """The ranks of all workers that are part of the job, the same on every worker: all, without those that have
+        departed where lost workers do not end it (P3_ON_WORKER_LOSS=continue). All call it at the same point, between
+        two steps, as before each epoch, and it waits for them.
+
+        With `round`, how many epochs or steps are behind all of them, a process may take the place of a lost server
+        here (P3_ON_SERVER_LOSS=continue; `p3 join --server`, `p3 run --rejoin`). It waits for all rounds under way.
+        """
+        mx.nd.waitall()  # MXNet's engine may still hold rounds back
+        return self.store.session.agree_on_members(round)
+
+    @call
     def _barrier(self):
         self.store.session.barrier()
 

@@ -30,8 +30,7 @@ def main():
         norm = session.declare_norm(store)
         norms = np.zeros(norm.shape)
         session.init(norm, norms if session.is_first else None, norms).wait(60)
-        marks = session.declare("marks", (1,), "int64", session.new_store())
-        session.init(marks, np.zeros(1, np.int64) if session.is_first else None, np.zeros(1, np.int64)).wait(60)
+        marks = struck.key_of_marks(session)
         keys, sums = {}, {}
         for name, (dtype, options) in KINDS.items():
             keys[name] = session.declare(name, (ELEMENTS,), dtype, store, options=options)

@@ -39,8 +39,7 @@ def main():
                 keys.append(session.declare(name, (ELEMENTS,), dtype, store, options=options))
                 values.append(np.zeros(ELEMENTS, dtype))
                 begin(session, keys[-1], values[-1])
-        marks = session.declare("marks", (1,), "int64", session.new_store())
-        session.init(marks, np.zeros(1, np.int64) if session.is_first else None, np.zeros(1, np.int64)).wait(60)
+        marks = struck.key_of_marks(session)
         struck.begin(session)
         digests = resumed.state or {"all": np.zeros(32, np.uint8), "plain": np.zeros(32, np.uint8)}
         for step in range(resumed.round, steps):

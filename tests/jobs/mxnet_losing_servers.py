@@ -30,7 +30,10 @@ def main(optimizer, steps):
         net.collect_params(), optimizer or "adam", numbers, kvstore=kv, update_on_kvstore=bool(optimizer)
     )
     first, _ = kv.resume(trainer=trainer)
+    marks = struck.key_of_marks(current())
     for step in range(first, steps):
+        if struck.MARKS and step % struck.MARKS == 0:
+            struck.until_all_are_back(current(), marks, step, kv.members)
         mx.random.seed(100 * step + kv.rank)
         inputs, targets = mx.nd.random.normal(shape=(ROWS, 20)), mx.nd.random.normal(shape=(ROWS, 30))
         with mx.autograd.record():
@@ -40,6 +43,8 @@ def main(optimizer, steps):
         kv.snapshot(step + 1, trainer=trainer)
         if step == first:
             struck.begin(current())
+    if struck.MARKS:
+        struck.until_all_are_back(current(), marks, steps, kv.members)
     digest = hashlib.sha256()
     for _, parameter in sorted(net.collect_params().items()):
         digest.update(parameter.data().asnumpy().tobytes())

@@ -53,12 +53,19 @@ def begin(session):
     threading.Thread(target=watch, daemon=True).start()
 
 
-def until_all_are_back(session, key, step):
-    """Between two rounds: marks, one after the other, until each server that was struck has come back. `key`: of one
-    whole number, for worker 0's word."""
+def key_of_marks(session):
+    """For worker 0's word; on every worker, before begin()."""
+    key = session.declare("marks", (1,), "int64", session.new_store())
+    session.init(key, np.zeros(1, np.int64) if session.is_first else None, np.zeros(1, np.int64)).wait(60)
+    return key
+
+
+def until_all_are_back(session, key, step, mark=None):
+    """Between two rounds: marks, one after the other, until each server that was struck has come back. `key`:
+    key_of_marks(). `mark(step)`: the front end's."""
     go_on = np.ones(1, np.int64)
     while go_on[0]:
-        session.agree_on_members(step)
+        (mark or session.agree_on_members)(step)
         lacks_one = session.is_first and session.servers.changes < 2 * struck
         session.pushpull(key, np.full(1, lacks_one, np.int64), go_on).wait(60)
 

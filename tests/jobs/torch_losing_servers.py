@@ -20,33 +20,25 @@ MODES = {
 }
 
 
-def until_all_are_back(step):
-    """As struck.py has it."""
-    lacks_one = torch.ones(1)
-    while lacks_one.item():
-        p3.torch.members(step, {})
-        lacks_one[0] = p3.torch.rank() == 0 and session.current().servers.changes < 2 * struck.struck
-        lacks_one = p3.torch.all_reduce(lacks_one)
-
-
 def main(mode):
     rank = p3.torch.rank()
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(20, 900), torch.nn.Tanh(), torch.nn.Linear(900, 30))
     kind, settings, options = MODES[mode]
     optimizer = p3.torch.DistributedOptimizer(kind(model.parameters(), **settings), model, **options)
+    marks = struck.key_of_marks(session.current())
     struck.begin(session.current())
     generator = torch.Generator().manual_seed(rank)
     for step in range(STEPS):
         if struck.MARKS and step % struck.MARKS == 0:
-            until_all_are_back(step)
+            struck.until_all_are_back(session.current(), marks, step, p3.torch.members)
         inputs, targets = torch.randn(8, 20, generator=generator), torch.randn(8, 30, generator=generator)
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(inputs), targets).backward()
         optimizer.step()
         assert p3.torch.all_reduce(torch.tensor([1.0])).item() == session.current().num_workers, step
     if struck.MARKS:
-        until_all_are_back(STEPS)
+        struck.until_all_are_back(session.current(), marks, STEPS, p3.torch.members)
     optimizer.synchronize()
     digest = hashlib.sha256()
     for value in model.state_dict().values():
