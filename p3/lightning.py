@@ -35,6 +35,7 @@ import p3.torch
 from p3.torch.requirements import parameters_of
 from p3.trainers import former, gradients
 from p3.trainers.local import Local, Part
+from p3.trainers.marks import mark
 
 __all__ = ["Strategy"]
 
@@ -154,6 +155,11 @@ class Strategy(DDPStrategy):
     def _clip_value(self, optimizer: Any, clip_val: float) -> None:
         gradients.clip_value([optimizer], list(parameters_of(optimizer)), clip_val)
 
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(batch, batch_idx)
+        if batch_idx == 0:
+            mark(self.lightning_module.trainer.global_step)
+
     def training_step(self, batch: Any, *arguments: Any, **keywords: Any) -> Any:
         self._local.count([batch], lambda: _samples(batch))
         trainer = self.lightning_module.trainer
@@ -177,6 +183,7 @@ class Strategy(DDPStrategy):
 
     def on_validation_start(self) -> None:
         super().on_validation_start()
+        mark(self.lightning_module.trainer.global_step)
         self._shown.enter_context(self._local.shown())
 
     def on_validation_end(self) -> None:

@@ -28,6 +28,7 @@ from p3.accelerate import Accelerator, join
 from p3.torch.process_group import wait_for
 from p3.trainers import gradients
 from p3.trainers.local import Local
+from p3.trainers.marks import mark
 
 __all__ = ["OnP3", "Seq2SeqTrainer", "Trainer"]
 
@@ -82,6 +83,14 @@ class OnP3:
         if len(batches) == num_batches:  # else data have ended early, and the step goes on with the next epoch's
             self._local.tell()
         return batches, tokens
+
+    def _run_epoch(self, *arguments: Any, **keywords: Any) -> Any:
+        mark(self.state.global_step)
+        return super()._run_epoch(*arguments, **keywords)
+
+    def _save_checkpoint(self, *arguments: Any, **keywords: Any) -> None:
+        super()._save_checkpoint(*arguments, **keywords)
+        mark(self.state.global_step)
 
     def evaluate(self, *arguments: Any, **keywords: Any) -> Any:
         with self._local.shown():

@@ -85,6 +85,8 @@ def members(round: Optional[int] = None, state: Any = None) -> Tuple[int, ...]:
     DistributedOptimizer gets weights, buffers and the optimizer's state; and its first members(round) is this very
     call. So it calls nothing collective between DistributedOptimizer and that, and all wait for it meanwhile.
     ValueError in the middle of a step.
+
+    A process that comes for a lost server takes its place here, too (P3_ON_SERVER_LOSS=continue); it needs no `state`.
     """
     return _snapshots.members(_job.current(), round, state)
 

@@ -27,6 +27,7 @@ class Control:
         self.rank: int = link.node.rank
         self.num_workers, self.num_servers = link.num_workers, link.num_servers
         self.goes_on_without = link.on_worker_loss == "continue"  # lost workers; then `members` changes
+        self.outlives_servers = link.on_server_loss == "continue"
         self.local_rank, self.local_size = link.local_rank, link.local_size
         self.placement = link.placement  # of all workers and servers on machines
         self.label = str(link.node)  # "worker 2 (10.0.0.5)", as messages name this node

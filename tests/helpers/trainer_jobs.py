@@ -4,9 +4,12 @@ import json
 import os
 import socket
 import sys
+import uuid
 from pathlib import Path
 
 from processes import HELPERS, PYTHONPATH, ROOT, Process, clean_environment
+
+from p3.measure.chaos import strike
 
 WORKERS = 2
 P3, ALONE = (["-m", "p3", "run", "-n", str(workers), "-s", "1", sys.executable] for workers in (WORKERS, 1))
@@ -64,6 +67,22 @@ def require_no_wait(script, folder):
     the test fails if one waits."""
     told = run(ALONE, script, "p3", folder / "alone", ["never_waits"], 1, 100, P3_WAIT_TIMEOUT_S="20")
     assert told["never_waits"] == [{"ended": 3}]
+
+
+def require_servers_back(script, folder, name):
+    """Two servers are killed, one after the other, and come back, during the training of that name, which tells of that
+    as `changes`. The test fails if it tells anything else than undisturbed."""
+    launcher = ["-m", "p3", "run", "-n", str(WORKERS), "-s", "2", "--on-server-loss", "continue", "--rejoin",
+                sys.executable]  # fmt: skip
+
+    def told(deaths):
+        env = {strike.MARK: uuid.uuid4().hex, "P3S_DEATHS": deaths, "P3S_MARKS": "1"}
+        own = folder / ("%s%d" % (name, len(deaths)))
+        return run(launcher, script, "p3", own, [name], P3_LOCAL_AGGREGATION="0", **env)[name]
+
+    undisturbed, struck = told(""), told("1:60,0:60")
+    assert [one.pop("changes") for one in undisturbed + struck] == [0] * WORKERS + [4] * WORKERS
+    assert struck == undisturbed
 
 
 def require_same_as_in_a_loop(told):

@@ -21,10 +21,12 @@ from trainer_jobs import error, main
 
 if sys.argv[1] == "p3":
     import p3.torch
+    import struck
     from former_ones import released
     from local_loop import LR, MEAN, OPTIONS, UNDER_WAY, in_a_loop, in_one_process, weights
 
     from p3.accelerate import Accelerator
+    from p3.worker.session import current
 else:
     from accelerate import Accelerator
 
@@ -42,8 +44,8 @@ def data(count=SAMPLES, shuffle=True):
     return DataLoader(TensorDataset(torch.arange(count), x, x[:, :3].argmax(1)), 2, shuffle=shuffle)
 
 
-def trained(folder, steps=None, clip=1.0, resume=None, save=None, apart=False, **options):
-    """Two epochs, or so many steps, of which the checkpoint `save` is taken after the third."""
+def trained(folder, steps=None, clip=1.0, resume=None, save=None, apart=False, epochs=2, before=None, **options):
+    """Epochs, or so many steps, of which the checkpoint `save` is taken after the third."""
     set_seed(3)
     accelerator = Accelerator(cpu=True, **options)
     net = model()
@@ -57,7 +59,9 @@ def trained(folder, steps=None, clip=1.0, resume=None, save=None, apart=False, *
     if resume is not None:
         accelerator.load_state(str(resume))
     losses, norms, seen, taken = [], [], [], 0
-    for _ in range(2):
+    for epoch in range(epochs):
+        if before is not None:
+            before(epoch)
         for index, x, y in batches:
             with accelerator.accumulate(net):
                 loss = nn.functional.cross_entropy(net(x), y)
@@ -450,6 +454,18 @@ def sweep(folder):
         return found
 
     return {"shared": of(None), "local": of(OPTIONS)}
+
+
+def losing(folder):
+    """Servers die, and may come back before each epoch."""
+
+    def mark(epoch):
+        if epoch == 0:
+            struck.begin(current())
+        struck.pace(current())
+        p3.torch.members(epoch)
+
+    return {**trained(folder, epochs=100, before=mark), "changes": current().servers.changes}
 
 
 def waiting(folder):

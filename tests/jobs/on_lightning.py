@@ -22,10 +22,12 @@ from trainer_jobs import error, main
 
 BY_P3 = sys.argv[1] == "p3"
 if BY_P3:
+    import struck
     from former_ones import released
     from local_loop import LR, MEAN, OPTIONS, in_a_loop, in_one_process, weights
 
     import p3.lightning
+    from p3.worker.session import current
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore")
@@ -478,6 +480,34 @@ def local_weighed(folder):
         "function": trained(Weighed(), of_index, lambda batch: 1 + sum(batch)),
         "by hand": trained(WeighedByHand(), True, len),
     }
+
+
+class Struck(Callback):
+    """Servers die, and at each mark but the first there is some time for one to come back."""
+
+    def on_train_start(self, *_):
+        struck.begin(current())
+
+    def on_train_epoch_end(self, *_):
+        struck.pace(current())
+
+    on_validation_start = on_train_epoch_end
+
+
+def losing(folder):
+    told = trained(folder, callbacks=[Struck()], max_epochs=100, limit_val_batches=0)
+    return {**told, "changes": current().servers.changes}
+
+
+class Long(Net):
+    def train_dataloader(self):
+        return DataLoader(data(800), 2, shuffle=True)
+
+
+def losing_validated(folder):
+    """Its only epoch is long, and validates in between."""
+    told = trained(folder, Long(), callbacks=[Struck()], max_epochs=1, val_check_interval=2)
+    return {**told, "changes": current().servers.changes}
 
 
 class OfP3(Net):

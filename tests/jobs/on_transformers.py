@@ -19,10 +19,12 @@ from transformers import EarlyStoppingCallback, GPT2Config, GPT2LMHeadModel, Tra
 
 if sys.argv[1] == "p3":
     import p3.torch
+    import struck
     from former_ones import released
     from local_loop import LR, MEAN, OPTIONS, UNDER_WAY, in_a_loop, in_one_process, weights
 
     from p3.transformers import Trainer
+    from p3.worker.session import current
 else:
     from transformers import Trainer
 
@@ -76,14 +78,14 @@ def accuracy(prediction):
     return {"count": len(prediction.label_ids), "accuracy": float(right.mean())}
 
 
-def trained(folder, kind=Recording, resume=None, callbacks=(), frozen=None, **options):
+def trained(folder, kind=Recording, resume=None, callbacks=(), frozen=None, count=SAMPLES, **options):
     counting = Counting()
     given = {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 2, "num_train_epochs": 2, "seed": 3,
              "logging_steps": 1, "learning_rate": 0.01, "use_cpu": True, "report_to": [], "save_strategy": "no",
              "remove_unused_columns": False, "disable_tqdm": True, **options}  # fmt: skip
     args = TrainingArguments(output_dir=str(folder), **given)
     trainer = kind(
-        model(), args, train_dataset=samples(SAMPLES, 5), eval_dataset=samples(7, 6), data_collator=collate,
+        model(), args, train_dataset=samples(count, 5), eval_dataset=samples(7, 6), data_collator=collate,
         compute_metrics=accuracy, callbacks=[counting, *callbacks],
     )  # fmt: skip
     trainer.seen, trainer.frozen = [], frozen
@@ -444,6 +446,30 @@ def local_best(folder):
         told["global"] = weights(trainer.model)
     trainer.train()
     return {**told, "later": weights(trainer.model)}
+
+
+class Struck(TrainerCallback):
+    """Servers die, and at each mark but the first there is some time for one to come back."""
+
+    def on_train_begin(self, args, state, control, **keywords):
+        struck.begin(current())
+
+    def on_epoch_end(self, args, state, control, **keywords):
+        struck.pace(current())
+
+    on_save = on_epoch_end
+
+
+def losing(folder):
+    told = trained(folder, callbacks=[Struck()], num_train_epochs=100)[1]
+    return {**told, "changes": current().servers.changes}
+
+
+def losing_saved(folder):
+    """Its only epoch is long, and has checkpoints."""
+    saving = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 1, "num_train_epochs": 1}
+    told = trained(folder, callbacks=[Struck()], count=800, **saving)[1]
+    return {**told, "changes": current().servers.changes}
 
 
 def waiting(folder):

@@ -66,8 +66,19 @@ def until_all_are_back(session, key, step, mark=None):
     go_on = np.ones(1, np.int64)
     while go_on[0]:
         (mark or session.agree_on_members)(step)
-        lacks_one = session.is_first and session.servers.changes < 2 * struck
-        session.pushpull(key, np.full(1, lacks_one, np.int64), go_on).wait(60)
+        session.pushpull(key, np.full(1, lacks_one(session), np.int64), go_on).wait(60)
+
+
+def pace(session):
+    """Between two steps of worker 0: gives a server that is on its way back some time, so that it comes before the job
+    has ended."""
+    if lacks_one(session):
+        time.sleep(0.2)
+
+
+def lacks_one(session):
+    """Whether this is worker 0, and has struck a server that is not back."""
+    return session.is_first and session.servers.changes < 2 * struck
 
 
 def _strike(victim):

@@ -323,6 +323,14 @@ def test_join_of_the_only_worker_returns_at_once(kv):
     assert out.asnumpy().tolist() == [-1, -1]
 
 
+def test_members_of_a_job_of_one_are_told_between_any_two_steps(kv):
+    out = zeros(2)
+    kv.broadcast("key", mx.nd.ones(2), out)
+    for epoch in range(2):
+        assert kv.members(epoch) == (0,) == kv.members()
+        kv.pushpull("key", mx.nd.ones(2), out=out)
+
+
 # Wrong use: the error names the key and both values, and the store goes on working
 
 
@@ -357,6 +365,7 @@ def wrong_uses(kv):
     yield "type is 'product'; it must be one of average, mean, sum", lambda: kv.set_reduction("product")
     yield "no optimizer was set", lambda: kv.save_optimizer_states("/nowhere")
     yield "no optimizer was set", lambda: kv.load_optimizer_states("/nowhere")
+    yield "round is -1; it must be a whole number", lambda: kv.members(-1)
     yield "take no command 2: they never evaluate", lambda: kv._send_command_to_servers(2, "")
 
 

@@ -27,6 +27,10 @@ def test_the_same_under_torchrun_and_from_a_checkpoint_of_p3_run(folder, by_p3, 
     assert jobs.differences(told["taken_over"], by_p3["resumed"]) == []
 
 
+def test_lost_servers_come_back_where_the_script_says_so(folder):
+    jobs.require_servers_back(SCRIPT, folder, "losing")
+
+
 def test_every_sample_is_used_and_by_one_worker_but_for_what_fills_up_the_last_batches(by_p3):
     assert [one["world"] for one in by_p3["plain"]] == [[2, 0], [2, 1]]
     seen = [one["seen"] for one in by_p3["plain"]]

@@ -37,6 +37,11 @@ def test_no_step_waits_for_the_network(folder):
     jobs.require_no_wait(SCRIPT, folder)
 
 
+@pytest.mark.parametrize("name", ["losing", "losing_saved"])
+def test_lost_servers_come_back_between_steps(folder, name):
+    jobs.require_servers_back(SCRIPT, folder, name)
+
+
 def test_workers_have_the_same_weights(by_p3):
     assert all(one["weights"] == other["weights"] for one, other in by_p3.values() if "weights" in one)
 
