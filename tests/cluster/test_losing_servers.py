@@ -230,6 +230,12 @@ def test_servers_come_back_to_mxnet_at_its_members(tmp_path, processes, undistur
     assert digest(ended) == undisturbed(**job) and came_back(ended) == 3, ended
 
 
+def test_servers_come_back_to_weights_of_a_framework_of_functions(tmp_path, processes, undisturbed):
+    job = {"script": "weights_losing_servers.py", "arguments": (), "P3_ON_SERVER_LOSS": "continue"}
+    ended = run(tmp_path, processes, *COMING_BACK, **job, P3S_DEATHS="1:40,2:7,1:20", P3S_MARKS="2")
+    assert digest(ended) == undisturbed(**job) and came_back(ended) == 3, ended
+
+
 @pytest.mark.parametrize("optimizer", ["", "adam"])
 def test_snapshots_of_mxnet_have_what_the_workers_keep(tmp_path, processes, undisturbed, optimizer):
     pytest.importorskip("mxnet")
