@@ -331,6 +331,17 @@ def test_members_of_a_job_of_one_are_told_between_any_two_steps(kv):
         kv.pushpull("key", mx.nd.ones(2), out=out)
 
 
+def test_members_wait_for_rounds_that_mxnets_engine_holds_back(kv):
+    out = zeros(600, 600)
+    kv.init("key", out)
+    gradient = random(600, 600)
+    for _ in range(50):
+        gradient = mx.nd.dot(gradient, gradient) * 1e-2
+    kv.pushpull("key", gradient, out=out)
+    kv.members(1)
+    assert kv.stats()["keys"]["key"]["rounds"] == 1
+
+
 # Wrong use: the error names the key and both values, and the store goes on working
 
 
