@@ -46,7 +46,6 @@ class Entrance:
         self.is_on_trial = link.entered is not None
         self.members: Tuple[int, ...] = tuple(range(session.num_workers))  # as all have agreed on last
         self.given: Any = None  # by the first worker, as agree() has it; of a process that has entered
-        self._is_for_marks = "continue" in (link.on_worker_loss, link.on_server_loss)
         self._has_room = link.places > link.num_workers  # for more than the job has begun with
         self._problem = ""  # why nobody can enter this job
         self._has_resumed = False
@@ -97,7 +96,7 @@ class Entrance:
         if self.is_on_trial:
             self._require_same_script(round)
         mark = None
-        if round is not None and self._is_for_marks:
+        if round is not None and (self._session.goes_on_without or self._session.outlives_servers):
             mark = {"round": round, "problem": self._problem}
         while True:
             if mark is not None:
