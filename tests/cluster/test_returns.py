@@ -1,12 +1,18 @@
 """A server that comes back (p3/cluster/returns.py): the real scheduler against members that the test plays itself."""
 
 import asyncio
+import os
 from dataclasses import replace
 
 import pytest
-from played_jobs import MARK, Job, heard, play
+from played_jobs import MARK, SETTINGS, Job, heard, play
 
+from p3.cluster import messages
+from p3.cluster.journal import Journal
 from p3.cluster.member import Member
+from p3.cluster.node import listen
+from p3.cluster.roster import Entry
+from p3.cluster.scheduler import Scheduler
 from p3.errors import RendezvousError
 
 KEY = dict(kind="announce", store=0, name="w", shape=[3], dtype="float32", defaults=[], sparse=False, staleness=0,
@@ -300,3 +306,69 @@ def test_a_job_that_ends_with_a_lost_server_takes_none_back():
         await asyncio.gather(job.ending, return_exceptions=True)
 
     asyncio.run(asyncio.wait_for(main(), 20))
+
+
+PHASES = ("waiting", "ready", "opened", "handed over", "one took it back", "back", "lost again")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_scheduler_that_takes_over_tells_everybody_the_same(phase, monkeypatch):
+    """Up to whatever point the one before had come: so nobody misses a message, or hears one twice."""
+    told, tell = {}, Entry.tell
+
+    def note(entry, message, encoded=b""):
+        if entry.hears and messages.counts(message["kind"]):
+            told.setdefault(entry.node, []).append(message)
+        tell(entry, message, encoded)
+
+    async def test(job):
+        for one in job.workers:
+            one.send(KEY)
+        for one in job.servers:
+            one.send({"kind": "defined", "wire_key": (await heard(one, "define"))["wire_key"]})
+        await lose(job, 1, heir=2)
+        joining = waiting(job)
+        await until_it_waits(job)
+        if phase == "waiting":
+            joining.cancel()
+            return
+        rest(job)
+        back = await be_ready(job, joining)
+        await heard(back, "open")
+        await heard(job.servers[2], "hand_over")
+        if phase == "ready":
+            return
+        back.send({"kind": "opened"})
+        if phase != "opened":
+            job.servers[2].send({"kind": "handed_over", "rank": 1})
+            for one in job.workers:
+                await heard(one, "server_returned")
+        if phase == "lost again":
+            back.abort()
+            await heard(job.servers[2], "inherit")
+            job.servers[2].send({"kind": "inherited", "rank": 1})
+            for one in job.workers:
+                await heard(one, "server_departed")
+        for one in job.workers[: {"one took it back": 1, "back": 2}.get(phase, 0)]:
+            one.send({"kind": "taken_back", "rank": 1, "done": True})
+        if phase == "back":
+            await end_of_mark(job)
+
+    async def take_over(journal):
+        running = asyncio.ensure_future(Scheduler(SETTINGS, listen("127.0.0.1"), journal=journal).run())
+        await asyncio.sleep(0)  # in which it takes over
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    monkeypatch.setattr(Entry, "tell", note)
+    descriptor = Journal.make()
+    try:
+        play(test, Journal(descriptor))
+        before = dict(told)
+        told.clear()
+        asyncio.run(take_over(Journal(descriptor)))
+        assert told.keys() == before.keys()
+        for node, heard_before in before.items():
+            assert told[node][: len(heard_before)] == heard_before, node
+    finally:
+        os.close(descriptor)

@@ -41,7 +41,7 @@ def begin(session):
             while MARKS and session.servers.changes < 2 * struck:
                 time.sleep(1e-4)
             changes = session.servers.changes
-            if isinstance(victim, Victim) and victim.role == "server":
+            if blow is _cut or getattr(victim, "role", "") == "server":
                 struck += 1
             pid = blow(victim)
             if os.environ.get("P3S_DEATH") == "asleep":
