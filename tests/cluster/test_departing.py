@@ -101,7 +101,7 @@ class Worker:
         self.awaits = lambda: together() and (
             self._has_heard("snapshot_failed", round=number)() or self._completes(number)
         )
-        return dict(kind="captured", round=number, lost=0)
+        return dict(kind="captured", round=number, changes=0)
 
     def _completes(self, number):
         if self._has_heard("snapshot_complete", round=number)() and self.completed < number:
@@ -216,7 +216,7 @@ def test_a_key_that_waits_for_the_first_workers_word_is_an_error():
 
 def snapshot_under_way(agreement, workers):
     """Round 5, which all but worker 2 have written."""
-    agreement.receive(workers[0], {"kind": "captured", "round": 5, "lost": 0})
+    agreement.receive(workers[0], {"kind": "captured", "round": 5, "changes": 0})
     written = {"kind": "snapshot_written", "round": 5, "bytes": 1, "sha256": "0" * 64}
     for node in [*workers[:2], *SERVERS]:
         agreement.receive(node, written)
@@ -231,7 +231,7 @@ def test_a_snapshot_under_way_without_its_first_worker_or_a_part_is_given_up(los
     given_up = {"kind": "snapshot_failed", "round": 5, "text": ""}
     left = [node for node in workers if node != workers[lost]]
     assert [sent for sent in agreement.depart(workers[lost]) if sent[0] in left] == [(node, given_up) for node in left]
-    agreement.receive(left[0], {"kind": "captured", "round": 8, "lost": 0})
+    agreement.receive(left[0], {"kind": "captured", "round": 8, "changes": 0})
     told = [agreement.receive(node, dict(written, round=8)) for node in [*left, *SERVERS]]
     assert [[message["kind"] for _, message in sent] for sent in told] == [[], [], [], ["snapshot_complete"]]
     assert told[-1][0][0] == left[0]
