@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Callable, Dict, Optional, Set
+from typing import Callable, Dict, Set
 
 from p3.cluster.agreement import Agreement, Sent
+from p3.cluster.candidates import Candidate
 from p3.cluster.entrants import Entrants
 from p3.cluster.node import Node
 from p3.cluster.rendezvous import Rendezvous, is_guest, label_of
@@ -31,25 +32,13 @@ _WITH_SCHEDULER = "it was lost with the scheduler before this one"
 DECISIONS = ("admit", "entered", "pass")  # besides `departed`, which every loss of a worker is
 
 
-class _Candidate:
-    """A process that waits."""
-
-    def __init__(self, entry: Entry) -> None:
-        self.rank: Optional[int] = entry.join["rank"]  # that it wants; None: any
-        self.refusal = ""
-        self.place: asyncio.Future = asyncio.get_running_loop().create_future()  # the Node that it is to be
-        self._entry, self._told = entry, ""
+class _Candidate(Candidate):
+    refusal = ""
 
     def refuse(self, why: str) -> None:
         self.refusal = why
         if not self.place.done():
             self.place.set_exception(RendezvousError(why))
-
-    def tell(self, why: str) -> None:
-        """Why it waits, if that is news."""
-        if why != self._told:
-            self._told = why
-            self._entry.tell({"kind": "waits", "text": why})
 
 
 class Entrances:
@@ -92,16 +81,11 @@ class Entrances:
         self._entrants.waiting.append(candidate)
         log.warning("%s: %s waits to join the job: %s", self._label, entry, self._why_it_waits(candidate))
         self.consider()
-        hearing = asyncio.ensure_future(entry.stream.receive())  # nothing but its end
-        try:
-            await asyncio.wait({candidate.place, hearing, self._end}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            hearing.cancel()
-            heard = (await asyncio.gather(hearing, return_exceptions=True))[0]
+        is_there = await candidate.wait(self._end)
         if candidate in self._entrants.waiting:
             self._entrants.waiting.remove(candidate)
         is_refused = candidate.place.done() and candidate.place.exception() is not None
-        if not is_refused and (self._end.done() or not isinstance(heard, asyncio.CancelledError)):
+        if not is_refused and not is_there:
             self._give_up(candidate)
             raise RendezvousError("%s has not joined the job: %s has ended"
                                   % (entry, "it" if self._end.done() else "the process"))  # fmt: skip
@@ -110,13 +94,7 @@ class Entrances:
             why = candidate.refusal or _NOBODY_LEFT
             self._drop(node, why)
             raise RendezvousError("%s has not joined the job: %s" % (entry, why))
-        entry.catches_up = True
-        self._roster.replace(node, entry)
-        node = entry.node
-        entered = {"barrier": mark.number, "round": mark.round}
-        entry.stream.send(
-            {"kind": "welcome", "rank": node.rank, "rejoined": None, "entered": entered, "outlived": outlived}
-        )
+        candidate.welcome(node, mark, self._roster, outlived)
         entry.stream.send(nodes())
         # Who was admitted behind it waits for it, and sends no heartbeat before it has entered itself: this one is gone
         # long before those are missed.

@@ -17,6 +17,7 @@ import logging
 from typing import Callable, Dict, List, Optional
 
 from p3.cluster.agreement import Agreement, Sent
+from p3.cluster.candidates import Candidate
 from p3.cluster.node import Node
 from p3.cluster.rendezvous import Rendezvous, is_guest, label_of
 from p3.cluster.roster import Entry, Roster
@@ -26,22 +27,6 @@ from p3.settings import Settings
 log = logging.getLogger("p3.scheduler")
 
 _FAREWELL_S = 2.0  # for one that must go, to read why
-
-
-class _Candidate:
-    """A process that waits, and then is on the way."""
-
-    def __init__(self, entry: Entry) -> None:
-        self.entry = entry
-        self.rank: Optional[int] = entry.join["rank"]  # that it wants; None: any
-        self.place: asyncio.Future = asyncio.get_running_loop().create_future()  # the Node that it is to be
-        self._told = ""
-
-    def tell(self, why: str) -> None:
-        """Why it waits, if that is news."""
-        if why != self._told:
-            self._told = why
-            self.entry.tell({"kind": "waits", "text": why})
 
 
 class _Question:
@@ -64,8 +49,8 @@ class Returns:
         self._settings, self._label, self._roster, self._rendezvous = settings, label, roster, rendezvous
         self._agreement, self._end = agreement, end
         self._decide, self._consider, self._tell, self._report = decide, consider, tell, report
-        self._waiting: List[_Candidate] = []  # in the order of coming
-        self._coming: Optional[_Candidate] = None  # on the way
+        self._waiting: List[Candidate] = []  # in the order of coming
+        self._coming: Optional[Candidate] = None  # on the way
         self._returned: Optional[Node] = None  # until all workers use it
         self._are_told = False  # they
         self._began_at = 0  # the number of the last mark at which one came back
@@ -82,30 +67,19 @@ class Returns:
         self._waiting.append(candidate)
         log.warning("%s: %s waits to come back: %s", self._label, entry, self._why_it_waits(candidate))
         self._consider()
-        hearing = asyncio.ensure_future(entry.stream.receive())  # nothing but its end
-        try:
-            await asyncio.wait({candidate.place, hearing, self._end}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            hearing.cancel()
-            heard = (await asyncio.gather(hearing, return_exceptions=True))[0]
+        is_there = await candidate.wait(self._end)
         if candidate in self._waiting:
             self._waiting.remove(candidate)
-        if self._end.done() or not isinstance(heard, asyncio.CancelledError):
+        if not is_there:
             self._forget(candidate)
             raise RendezvousError("%s has not come back: %s has ended"
                                   % (entry, "the job" if self._end.done() else "the process"))  # fmt: skip
-        mark = self._agreement.mark
-        entry.catches_up = True
-        self._roster.replace(candidate.place.result(), entry)
-        entered = {"barrier": mark.number, "round": mark.round}
-        entry.stream.send(
-            {"kind": "welcome", "rank": entry.node.rank, "rejoined": None, "entered": entered, "outlived": outlived}
-        )
+        candidate.welcome(candidate.place.result(), self._agreement.mark, self._roster, outlived)
         entry.stream.send(nodes())
         connecting_s = self._settings.timeout_s / 2
         asyncio.get_running_loop().call_later(connecting_s, self._give_up_slow, candidate, connecting_s)
 
-    def _candidate(self, entry: Entry) -> _Candidate:
+    def _candidate(self, entry: Entry) -> Candidate:
         """RendezvousError if it can never come back."""
         join, label = entry.join, label_of(entry.join)
         servers = self._roster.nodes("server")
@@ -116,9 +90,9 @@ class Returns:
             raise RendezvousError("%s wants to come back to the job, which has servers 0 to %d"
                                   % (label, len(servers) - 1))  # fmt: skip
         self._rendezvous.check_entrant(join, self._roster.by_node[self._roster.nodes("worker")[0]].join)
-        return _Candidate(entry)
+        return Candidate(entry)
 
-    def _why_it_waits(self, candidate: _Candidate) -> str:
+    def _why_it_waits(self, candidate: Candidate) -> str:
         lost = self._agreement.heirs.lost
         if candidate.rank is not None and candidate.rank not in lost:
             return "server %d is there" % candidate.rank
@@ -126,7 +100,7 @@ class Returns:
             return "all servers are there"
         return "the workers did not call members(round) yet, as p3.torch.members(epoch) before each epoch"
 
-    def _forget(self, candidate: _Candidate) -> None:
+    def _forget(self, candidate: Candidate) -> None:
         if self._coming is candidate:
             self._coming = None
             self._consider()
@@ -147,7 +121,7 @@ class Returns:
         asyncio.get_running_loop().call_later(_FAREWELL_S, entry.stream.abort)
         self._forget(self._coming)
 
-    def _give_up_slow(self, candidate: _Candidate, after_s: float) -> None:
+    def _give_up_slow(self, candidate: Candidate, after_s: float) -> None:
         if self._coming is candidate and not candidate.entry.ready:
             text = "%s: %s was not ready within %g s (half of P3_TIMEOUT_S)."
             self.expel(candidate.entry, text % (self._label, candidate.entry, after_s))

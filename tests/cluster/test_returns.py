@@ -49,6 +49,28 @@ async def be_ready(job, joining):
     back = await joining
     job.watches.append(await back.open_watch())
     await back.start()
+    job.servers[back.node.rank] = back
+    return back
+
+
+async def with_server_1_ready(job):
+    """It was lost, and server 2 is its heir."""
+    await lose(job, 1, heir=2)
+    joining = waiting(job)
+    await until_it_waits(job)
+    rest(job)
+    return await be_ready(job, joining)
+
+
+async def told_of_server_1(job):
+    """All workers are told that it has returned, and have not answered."""
+    back = await with_server_1_ready(job)
+    await heard(back, "open")
+    back.send({"kind": "opened"})
+    await heard(job.servers[2], "hand_over")
+    job.servers[2].send({"kind": "handed_over", "rank": 1})
+    for one in job.workers:
+        await heard(one, "server_returned")
     return back
 
 
@@ -63,7 +85,6 @@ async def come_back(job, joining, heir, among=None):
         told = await heard(one, "server_returned")
         assert (told["rank"], told["host"], told["port"]) == (back.node.rank, "127.0.0.1", back.door.port)
         one.send({"kind": "taken_back", "rank": back.node.rank, "done": True})
-    job.servers[back.node.rank] = back
     return back
 
 
@@ -78,11 +99,7 @@ def test_it_is_let_in_at_a_mark_with_all_keys_and_no_worker_goes_on_before_all_h
             one.send(KEY)
         for one in job.servers:
             one.send({"kind": "defined", "wire_key": (await heard(one, "define"))["wire_key"]})
-        await lose(job, 1, heir=2)
-        joining = waiting(job)
-        await until_it_waits(job)
-        rest(job)
-        back = await be_ready(job, joining)
+        back = await with_server_1_ready(job)
         assert back.node.rank == 1 and back.entered == {"barrier": 1, "round": 7} and back.server_changes == 1
         assert (await heard(back, "members"))["ranks"] == [0, 1]
         define = await back.receive("define")
@@ -172,17 +189,7 @@ def test_the_mark_does_not_end_before_one_that_a_worker_cannot_reach_is_lost():
     """Its heir has handed over, and serves nothing of it before it has inherited anew."""
 
     async def test(job):
-        await lose(job, 1, heir=2)
-        joining = waiting(job)
-        await until_it_waits(job)
-        rest(job)
-        back = await be_ready(job, joining)
-        await heard(back, "open")
-        back.send({"kind": "opened"})
-        await heard(job.servers[2], "hand_over")
-        job.servers[2].send({"kind": "handed_over", "rank": 1})
-        for one in job.workers:
-            await heard(one, "server_returned")
+        await told_of_server_1(job)
         job.workers[0].send({"kind": "taken_back", "rank": 1, "done": True})
         job.workers[1].send({"kind": "server_lost", "rank": 1, "changes": 2})
         job.workers[1].send({"kind": "taken_back", "rank": 1, "done": False})
@@ -200,11 +207,7 @@ def test_the_mark_does_not_end_before_one_that_a_worker_cannot_reach_is_lost():
 
 def test_its_heir_may_be_lost_before_it_has_handed_over():
     async def test(job):
-        await lose(job, 1, heir=2)
-        joining = waiting(job)
-        await until_it_waits(job)
-        rest(job)
-        back = await be_ready(job, joining)
+        back = await with_server_1_ready(job)
         await heard(back, "open")
         await heard(job.servers[2], "hand_over")
         job.servers[2].abort()
@@ -223,17 +226,7 @@ def test_its_heir_may_be_lost_before_it_has_handed_over():
 
 def test_a_worker_that_departs_meanwhile_is_not_waited_for():
     async def test(job):
-        await lose(job, 1, heir=2)
-        joining = waiting(job)
-        await until_it_waits(job)
-        rest(job)
-        back = await be_ready(job, joining)
-        await heard(back, "open")
-        back.send({"kind": "opened"})
-        await heard(job.servers[2], "hand_over")
-        job.servers[2].send({"kind": "handed_over", "rank": 1})
-        for one in job.workers:
-            await heard(one, "server_returned")
+        back = await told_of_server_1(job)
         job.workers[1].abort()
         job.workers[0].send({"kind": "taken_back", "rank": 1, "done": True})
         for one in (job.servers[0], job.servers[2], back):

@@ -53,6 +53,12 @@ class Job:
         self.kill("server", rank)
         self.hear("server %d is lost; server" % rank, workers)
 
+    def lose_guest(self, guest, rank, workers):
+        """A server, as lose_server()."""
+        guest.signal(signal.SIGKILL)
+        self.guests.remove(guest)
+        self.hear("server %d is lost; server" % rank, workers)
+
     def let_go(self, step):
         (self.folder / ("go-%s" % step)).touch()
 
@@ -197,9 +203,7 @@ def test_a_server_joins_by_hand_and_p3_run_goes_on_behind_its_loss(tmp_path, pro
     job.let_go(5)
     job.hear("server 1 (127.0.0.1) is back")
     job.hear("waits for go-10", 3)
-    guest.signal(signal.SIGKILL)
-    job.guests.remove(guest)
-    job.hear("server 1 is lost; server", 3)
+    job.lose_guest(guest, 1, 3)
     job.join("--server", "--rank", "1")
     for step in (10, 15):
         job.let_go(step)
@@ -216,9 +220,7 @@ def test_somebody_elses_server_may_take_the_place_for_which_that_of_p3_run_waits
     job.let_go(5)
     job.hear("server 1 (127.0.0.1) is back")
     job.hear("waits for go-10", 3)
-    guest.signal(signal.SIGKILL)
-    job.guests.remove(guest)
-    job.hear("server 1 is lost; server", 3)
+    job.lose_guest(guest, 1, 3)
     job.let_go(10)
     job.hear("server 1 (127.0.0.1) is back")
     last = job.join("--server")

@@ -122,6 +122,11 @@ struct ThreeServers {
     worker.agree(key, plan);
   }
   RawPeer& peer(int server) { return servers[static_cast<size_t>(server)]; }
+  bool initialise() {
+    worker.init(key, landing.data(), landing.data(), 0, results.expect(0));
+    for (int server : {0, 1, 2}) answer(server, static_cast<uint32_t>(server), 0);
+    return results.wait_for(1);
+  }
   void answer(int server, uint32_t slice, uint64_t round) {
     const Header asked = peer(server).must_receive();
     EXPECT_EQ(asked.slice, slice);
@@ -156,9 +161,7 @@ struct ThreeServers {
 
 TEST(WorkerReturns, LeaveWithTheHeirWhatElseItServes) {
   ThreeServers job;
-  job.worker.init(job.key, job.landing.data(), job.landing.data(), 0, job.results.expect(0));
-  for (int server : {0, 1, 2}) job.answer(server, static_cast<uint32_t>(server), 0);
-  ASSERT_TRUE(job.results.wait_for(1));
+  ASSERT_TRUE(job.initialise());
   job.lose(0);
   job.worker.inherit(0, 1, {0});
   job.must_claim(1, {0});
@@ -181,9 +184,7 @@ TEST(WorkerReturns, LeaveWithTheHeirWhatElseItServes) {
 
 TEST(WorkerReturns, MayHaveBeenServedByOneThatIsLostSince) {
   ThreeServers job;
-  job.worker.init(job.key, job.landing.data(), job.landing.data(), 0, job.results.expect(0));
-  for (int server : {0, 1, 2}) job.answer(server, static_cast<uint32_t>(server), 0);
-  ASSERT_TRUE(job.results.wait_for(1));
+  ASSERT_TRUE(job.initialise());
   job.lose(0);
   job.worker.inherit(0, 1, {0});
   job.must_claim(1, {0});
