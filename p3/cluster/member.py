@@ -306,6 +306,8 @@ class Member:
             raise SchedulerGone(loss)
         if not self.is_away:
             self._coming_back = asyncio.ensure_future(self._until_back(loss))
+            # Or asyncio would print how it failed to whoever listens no more.
+            self._coming_back.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.shield(self._coming_back)
 
     async def _until_back(self, loss: str) -> None:

@@ -3,6 +3,7 @@ programs, over real sockets: each node hears all that counts, once, in order."""
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -317,6 +318,44 @@ def test_who_has_said_bye_does_not_wait_for_a_scheduler_that_only_had_to_read_it
     for _ in range(3):
         with mortal_schedulers([(4, "untold")], num_servers=2, timeout_s=20) as job:
             asyncio.run(play(job, []))
+
+
+class Impatient(Player):
+    """Listens no more while it looks for a scheduler that has ended."""
+
+    async def _work(self, program):
+        await super()._work(program)
+        listening = asyncio.ensure_future(self.member.receive())
+        while not self.member.is_away:
+            await asyncio.sleep(0.001)
+        await channel.cancel(listening)
+        while self.member.is_away:
+            await asyncio.sleep(0.001)
+
+
+def test_nobody_reads_of_a_scheduler_that_was_not_found_again_once_all_is_said():
+    complaints = []
+
+    async def played(job, listener, descriptor):
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        scheduling = asyncio.ensure_future(Scheduler(job, listener, journal=Journal(descriptor)).run())
+        scheduling.add_done_callback(lambda _: listener.close())
+        players = Impatient(job, "worker", 0), Player(job, "server", 0)
+        await asyncio.gather(*(player.play([]) for player in players))
+        await scheduling
+
+    descriptor = Journal.make()
+    try:
+        listener = listen("127.0.0.1")
+        job = Settings(
+            root_host="127.0.0.1", root_port=listener.getsockname()[1], num_workers=1, num_servers=1,
+            secret="0123456789abcdef", node_host="127.0.0.1",
+        )  # fmt: skip
+        asyncio.run(asyncio.wait_for(played(job, listener, descriptor), 60))
+        gc.collect()
+    finally:
+        os.close(descriptor)
+    assert not complaints
 
 
 class Cut(Player):
