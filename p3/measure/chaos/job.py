@@ -33,6 +33,7 @@ from p3.measure.workers.lines import digest
 from p3.settings import Settings
 from p3.snapshots import files
 from p3.worker import session as sessions
+from p3.worker.key import Key
 from p3.worker.session import Session
 
 KEYS, ELEMENTS = 4, 1_000_000  # 80 slices
@@ -150,9 +151,10 @@ def train(
     begun, state = session.resume() if has_snapshots or cell.joins else (0, None)
     history = list(state["history"]) if begun else []
     own = Sums(state) if cell.servers_only_sum else None
+    store = session.new_store()
     if own is None:
-        session.set_optimizer(0, SGD)
-    keys = [session.declare(f"w{index}", (ELEMENTS,), "float32") for index in range(KEYS)]
+        session.set_optimizer(store, SGD)
+    keys = [session.declare(f"w{index}", (ELEMENTS,), "float32", store) for index in range(KEYS)]
     landings = [np.zeros(ELEMENTS, np.float32) for _ in keys]
     firsts = [np.full(ELEMENTS, weights([], index), np.float32) for index in range(KEYS)]
     for key, first, landing in zip(keys, firsts, landings):
@@ -164,9 +166,12 @@ def train(
     values = landings if own is None else own.values
     journal("begun", round=begun, **judged(cell, history, values))
     members = range(session.num_workers)
+    marks = key_of_marks(session) if cell.regains else None
     for number in range(begun + 1, rounds + 1):
         if number == rounds:
             await_second_blow(cell, folder)
+        if marks is not None:
+            until_servers_are_back(session, marks, number - 1, folder)
         if cell.joins:
             given = {} if own is None else own.state()
             members = all_members(cell, session, number - 1, {"history": list(history), **given})
@@ -215,17 +220,20 @@ class Sums:
         return {"values": list(self.values), "momenta": list(self._momenta)}
 
 
-def strike_again(cell: Cell, options: argparse.Namespace) -> None:
+def strike_again(cell: Cell, options: argparse.Namespace, session: Session) -> None:
     """In a thread: a server or this process is killed within 3 s of the first blow, wherever the process that is to
-    join is by then; or who was stopped or cut off comes back about when it is given up."""
+    join is by then; or who was stopped or cut off comes back about when it is given up; or the other server is killed
+    as this worker hears that the first one is back, or up to half a second later."""
     drawn, folder = random.Random(options.seed), Path(options.folder)
     victim, delay_s = Victim("server", drawn.randrange(SERVERS)), drawn.uniform(0, 3)
+    if cell.regains:
+        victim, delay_s = Victim("server", 1 - cell.victim.rank), max(0.0, drawn.uniform(-0.25, 0.5))
     if cell.returns:
         victim, delay_s = cell.victim, drawn.uniform(0.6, 1.3) * Settings.from_env(os.environ).timeout_s
     pid = os.getpid() if cell.loses_worker_too else find(victim, os.environ[MARK])
 
     def follow() -> None:
-        while not (folder / "struck").exists():
+        while not (folder / "struck").exists() or (cell.regains and session.servers.changes < 2):
             time.sleep(0.001)
         time.sleep(delay_s)
         (folder / "struck again").touch()
@@ -245,6 +253,25 @@ def await_second_blow(cell: Cell, folder: Path) -> None:
         if (folder / "struck again").exists():
             return
         time.sleep(0.001)
+
+
+def key_of_marks(session: Session) -> Key:
+    """By which all workers agree whether there is to be another mark."""
+    key = session.declare("marks", (1,), "int64", session.new_store())
+    session.init(key, np.zeros(1, np.int64) if session.is_first else None, np.zeros(1, np.int64)).wait(WAIT_S)
+    return key
+
+
+def until_servers_are_back(session: Session, key: Key, number: int, folder: Path) -> None:
+    """Marks, one after the other, until each server that was struck has come back. TimeoutError if one has not."""
+    lacking, deadline = np.ones(1, np.int64), time.monotonic() + WAIT_S
+    while lacking[0]:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"a server was not back within {WAIT_S:g} s")
+        session.agree_on_members(number)
+        blows = sum((folder / name).exists() for name in ("struck", "struck again"))
+        lacks_one = session.servers.changes < 2 * blows
+        session.pushpull(key, np.full(1, lacks_one, np.int64), lacking).wait(WAIT_S)
 
 
 def bring_another(cell: Cell, options: argparse.Namespace, arguments: Sequence[str]) -> None:
@@ -349,8 +376,6 @@ def main(arguments: Optional[List[str]] = None) -> int:
     strikes = rank == options.striker and not Path(options.folder, "struck").exists()
     cell = Cell(Victim(options.role, options.rank), options.fault, options.moment, options.training, options.by)
     blow = Blow(cell, options, journal) if strikes else None
-    if cell.has_second_blow and rank == cell.second:
-        strike_again(cell, options)
     if cell.grows and rank == min(cell.others):
         bring_another(cell, options, sys.argv[1:] if arguments is None else arguments)
     if blow is not None:
@@ -362,6 +387,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
     try:
         if options.training == NUMPY:
             session = Session.open()
+            if cell.has_second_blow and rank == cell.second:
+                strike_again(cell, options, session)
             alone = functools.partial(call_machine_back, cell, options)
             train(session, journal, cell, blow, Path(options.folder), alone)
         else:

@@ -24,6 +24,9 @@ FAULTS = {
     "inherit": "a server is struck under `p3 run --on-server-loss continue`, where workers apply what it would: "
     "another one takes over; one that is stopped or cut off is back about when it is given up",
     "inherit-sums": "the same where servers only sum",
+    "regain": "a server is struck under `p3 run --on-server-loss continue --rejoin`, workers apply what it would: "
+    "another process comes back in its place, and as that begins or soon after, the other server is killed",
+    "regain-sums": "the same where servers only sum",
     "rejoin-heir": "the same as rejoin, with `--on-server-loss continue`, and within 3 s a server is killed, too",
     "grow": "SIGKILL of a worker of three under `p3 run --on-worker-loss continue --max-workers 4`, and within 3 s of "
     "another one, while a further one joins",
@@ -63,8 +66,11 @@ COMES_BACK = ("restart", "gone", "back")
 REJOINS = ("rejoin", "rejoin-heir")
 GROWS = ("grow", "grow-heir")
 DEPARTS = ("depart", "return", *REJOINS, *GROWS)
-INHERITS = ("inherit", "inherit-sums")
-STRUCK_BY = {**dict.fromkeys(("depart", *INHERITS), BLOWS), "return": (STOP, CUT)}
+REGAINS = ("regain", "regain-sums")
+INHERITS = ("inherit", "inherit-sums", *REGAINS)
+STRUCK_BY = {
+    **dict.fromkeys(("depart", *INHERITS), BLOWS), "return": (STOP, CUT), **dict.fromkeys(REGAINS, (KILL, STOP)),
+}  # fmt: skip
 GOES_ON = (*COMES_BACK, "replace", *DEPARTS, *INHERITS)  # and so ends as it would have
 
 
@@ -117,6 +123,11 @@ class Cell(NamedTuple):
         return self.rejoins or self.grows
 
     @property
+    def regains(self) -> bool:
+        """Servers come back at marks, each as another process."""
+        return self.fault in REGAINS
+
+    @property
     def goes_on_without(self) -> bool:
         """The others, while the victim is lost."""
         return self.departs or self.fault in INHERITS
@@ -139,11 +150,11 @@ class Cell(NamedTuple):
     @property
     def returns(self) -> bool:
         """The victim, about when it is given up."""
-        return self.fault in ("return", *INHERITS) and self.blow != KILL
+        return self.fault in ("return", *INHERITS) and self.blow != KILL and not self.regains
 
     @property
     def has_second_blow(self) -> bool:
-        return self.loses_server_too or self.loses_worker_too or self.returns
+        return self.loses_server_too or self.loses_worker_too or self.returns or self.regains
 
     @property
     def second(self) -> int:
@@ -157,7 +168,7 @@ class Cell(NamedTuple):
 
     @property
     def servers_only_sum(self) -> bool:
-        return self.loses_server_too or self.fault == "inherit-sums"
+        return self.loses_server_too or self.fault in ("inherit-sums", "regain-sums")
 
     @property
     def blow(self) -> str:
@@ -254,7 +265,8 @@ def _is_possible(cell: Cell) -> bool:
         is_later = cell.moment in ("mid-push", "mid-broadcast", "snapshot")
         return cell.training == NUMPY and cell.victim == Victim("worker", 1) and is_later
     if cell.fault in INHERITS:  # a job that has not begun ends
-        return cell.training == NUMPY and cell.victim.role == "server" and cell.moment != "rendezvous"
+        is_possible = cell.moment != "rendezvous" and not (cell.regains and cell.moment == "exit")
+        return cell.training == NUMPY and cell.victim.role == "server" and is_possible
     if cell.joins:  # what the job may have trained is known where it was struck in the midst of a round
         is_later = cell.moment in ("first-round", "mid-push", "mid-broadcast")
         return cell.training == NUMPY and cell.victim.role == "worker" and is_later

@@ -24,7 +24,7 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
 from p3.measure.jobs.job import LocalHost
 from p3.measure.chaos import lab_ssh
 from p3.measure.chaos.lab_ssh import LAB, host_of
-from p3.measure.chaos.matrix import GOES_ON, GROWS, INHERITS, NUMPY, REJOINS, SERVERS, Cell
+from p3.measure.chaos.matrix import GOES_ON, GROWS, INHERITS, NUMPY, REGAINS, REJOINS, SERVERS, Cell
 from p3.measure.chaos.strike import environment, marked
 from p3.measure.lab import hosts
 
@@ -37,7 +37,7 @@ MACHINES = (1, 2)  # of the lab, each with a worker and a server, if it is machi
 VANISH_S = 2.0
 
 GOOD = ("raised", "ended", "done", "came back", "replaced", "departed", "returned", "rejoined", "grew", "inherited",
-        "outlived")  # fmt: skip
+        "regained", "outlived")  # fmt: skip
 
 _ERROR = re.compile(r"(?:(?:P3|Rendezvous|Authentication|Timeout|Runtime|Config)Error: |^p3: )(.*)")
 _ENDED = re.compile(r"^INFO p3.run: (\w+(?: \d+)?) ended with (.*)$")
@@ -94,7 +94,7 @@ def _command(cell: Cell, site: Sequence, folder: Path, seed: int) -> List[str]:
     if cell.grows:
         launcher += ["--max-workers", str(cell.workers + 1)]
     if cell.outlives_servers:
-        launcher += ["--on-server-loss", "continue"]
+        launcher += ["--on-server-loss", "continue", *(["--rejoin"] if cell.regains else [])]
     if cell.is_cut:
         machines, struck = [LAB], host_of(cell.victim)
         if cell.loses_machine:
@@ -260,6 +260,7 @@ def _outcome(cell: Cell, record: dict, done: set) -> str:
         back = {
             "replace": "replaced", "depart": "departed", "return": "returned", **dict.fromkeys(REJOINS, "rejoined"),
             **dict.fromkeys(GROWS, "grew"), **dict.fromkeys(INHERITS, "inherited"),
+            **dict.fromkeys(REGAINS, "regained"),
         }.get(cell.fault, "came back")  # fmt: skip
         back = "outlived" if cell.is_outlived else back
         return back if came_back else "stayed away"

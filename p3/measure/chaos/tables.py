@@ -6,7 +6,7 @@ import statistics
 from typing import Dict, List, Optional
 
 from p3.measure.chaos.matrix import (
-    BLOWS, COMES_BACK, DEPARTS, FAULTS, GOES_ON, GROWS, INHERITS, MOMENTS, NUMPY, REJOINS, ROLES, TRAININGS,
+    BLOWS, COMES_BACK, DEPARTS, FAULTS, GOES_ON, GROWS, INHERITS, MOMENTS, NUMPY, REGAINS, REJOINS, ROLES, TRAININGS,
     is_outlived,
 )  # fmt: skip
 
@@ -53,7 +53,9 @@ def _summary(records: List[dict]) -> str:
         f"| a further process joined while others were lost, and the weights were right | {count('grew')} of"
         f" {sum(r['fault'] in GROWS for r in struck)} |",
         f"| another server took over from a lost one, and the weights were right | {count('inherited')} of"
-        f" {sum(r['fault'] in INHERITS for r in struck)} |",
+        f" {sum(r['fault'] in INHERITS and r['fault'] not in REGAINS for r in struck)} |",
+        f"| both servers were lost and came back, and the weights were right | {count('regained')} of"
+        f" {sum(r['fault'] in REGAINS for r in struck)} |",
         f"| errors of survivors that named whom the fault hit | {sum(r['names_victim'] for r in struck)} of"
         f" {sum(len(r['errors']) for r in struck)} |",
         f"| errors that named a round, of jobs that had begun | {sum(r['names_round'] for r in running)} of"

@@ -10,9 +10,9 @@ the others' turn. Ways:
 
     undisturbed  P3, and nothing dies: what the others are held against
     continue     P3 with --on-worker-loss continue --rejoin --on-server-loss continue: the others go on. Another worker
-                 joins at the next fifth step, another scheduler comes at once; a server does not come back, but another
-                 one takes over its work. With --restarts and snapshots, for what this does not help against: when the
-                 last server dies, the job starts again, with all servers
+                 joins, or another server comes back, at the next fifth step; another scheduler comes at once. With
+                 --restarts and snapshots, for what this does not help against: if the last server dies, the job starts
+                 again, with all servers
     restarts     P3 with --restarts: starts again from a snapshot, which it takes every 20 steps
     torchrun     DDP on Gloo, which torchrun starts again; from a checkpoint, which it takes every 20 steps
     torchft      DDP of torchft on Gloo (pip install torchft): the others go on, another process joins
