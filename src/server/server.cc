@@ -376,9 +376,11 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   void check_that_somebody_has(const Shard& shard, const Claims& claims) const {
     const int first = shard.key.first();
     const Header* const asks = claims.held(first);
-    if (asks == nullptr || asks->kind != FrameKind::kInit || workers_[index_of(first)].incarnation > 1) return;
+    if (asks == nullptr || asks->kind != FrameKind::kInit) return;
     if (static_cast<Encoding>(asks->encoding) != Encoding::kAbsent) return;
-    if (claims.inits_of_worker(first) < inits_of(claims.best())) return;
+    const bool came_later = workers_[index_of(first)].incarnation > 1;  // and has counted fewer of them
+    const uint32_t most = inits_of(claims.best());
+    if (most > 0 && (came_later || claims.inits_of_worker(first) < most)) return;
     throw Error(ErrorKind::kPeerLost,
                 label + ": a server was lost, and with it a value of key '" + shard.key.name + "' that " +
                     worker_label(first) +

@@ -159,6 +159,18 @@ TEST_P(Returned, HasTheFirstValueOfAKeyThatNothingHasComeOf) {
   for (int worker : {0, 1}) EXPECT_EQ(job.receive(worker, 0), Floats({3, 4}));
 }
 
+TEST_P(Returned, GivesNobodyAValueThatNobodyHas) {
+  ReturnedJob job(GetParam(), 2, {0, 1});
+  job.define();
+  job.server.open({0, 1});
+  job.replace(0);
+  job.claim_nothing_more(0);
+  job.peer(0).send(HeirsJob::header(FrameKind::kInit, 0, 0));  // it was loaded from a snapshot by the lost server
+  job.replace(1);
+  job.claim_nothing_more(1);
+  EXPECT_NE(job.failure().find("with it a value of key 'key' that worker 0 (there) asks for"), std::string::npos);
+}
+
 TEST_P(Returned, TellsTheNormOfRoundsToCome) {
   ReturnedJob job(GetParam(), 2, {0, 1});
   job.define_norm();
