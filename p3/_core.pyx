@@ -382,18 +382,15 @@ cdef class P3Worker:
         with nogil:
             self.core.inherit(lost, heir, moved)
 
-    def take_back(self, int server, fd, *, ring=(), Tls tls=None):
+    def take_back(self, int server, int fd, *, ring=(), Tls tls=None):
         """Another process is that server, which was lost; with outlives_servers, while nothing is under way. The connection
-        as add_server's; `fd` None: there is none."""
-        cdef unique_ptr[Stream] stream
-        if fd is not None:
-            stream = stream_of(fd, ring, True, released(tls))
+        as add_server's."""
+        cdef unique_ptr[Stream] stream = stream_of(fd, ring, True, released(tls))
         with nogil:
             self.core.take_back(server, move(stream))
 
     def lost_servers(self):
-        """Ranks of servers to which the connection has ended, or that could not be taken back, and of which nothing has
-        been said since."""
+        """Ranks of servers to which the connection has ended, and of which nothing has been said since."""
         return self.core.lost_servers()
 
     def become_first(self):

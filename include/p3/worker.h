@@ -87,12 +87,11 @@ class Worker {
   // Not from a thread of the core; throws the Error of a worker that has failed, or kUsage.
   void inherit(int lost, int heir, const std::vector<int>& ranks);
   // With that: another process is that server, which was lost, and takes its own slices back; with them all goes as with an
-  // heir. Nothing is under way here, nor begins before it returns. What else the heir serves stays there. `stream` null:
-  // there is no connection, so what is for it goes nowhere until inherit() says who is its heir. Throws as inherit();
-  // kUsage also if the server is not lost here.
+  // heir, as with those of which inherit() has said already that it is the heir. Nothing is under way here, nor begins
+  // before it returns. What else the heir serves stays there. Throws as inherit(); kUsage also if the server is not lost
+  // here.
   void take_back(int server, std::unique_ptr<Stream> stream);
-  // With that: servers to which this worker's own connection has ended, or that it could not be taken back by, and for which
-  // neither inherit() nor take_back() has said anything yet.
+  // With that: servers to which this worker's own connection has ended, and for which inherit() has said nothing yet.
   std::vector<int> lost_servers() const;
   // All who were there before it have departed (Server::dismiss_worker): from here on this one is what rank 0 was.
   void become_first() noexcept;

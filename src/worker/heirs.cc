@@ -41,10 +41,14 @@ void Worker::Impl::take_back(int server, std::unique_ptr<Stream> stream) {
   if (!transport_.is_lost(van)) refuse_call("server " + std::to_string(server) + " is not lost");
   {
     MutexLock lock(mutex_);
-    is_lost_[static_cast<size_t>(server)] = stream == nullptr;
+    is_lost_[static_cast<size_t>(server)] = false;
   }
-  if (stream != nullptr) transport_.replace_van(van, std::move(stream));
-  go_to(van, {server});
+  transport_.replace_van(van, std::move(stream));
+  std::vector<int> ranks = {server};
+  // And of which it has become the heir meanwhile: no claim could go to it.
+  for (int other = 0; other < num_servers_; ++other)
+    if (van_of_server_[static_cast<size_t>(other)] == van) ranks.push_back(other);
+  go_to(van, ranks);
 }
 
 void Worker::Impl::go_to(int van, const std::vector<int>& ranks) {

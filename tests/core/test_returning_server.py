@@ -35,6 +35,12 @@ class ReturningJob(Job):
 
     def come_back(self, seniority=None):
         """At a point where nothing is under way."""
+        back = self.open(seniority)
+        self.take_back(back)
+        self.servers[0] = back
+
+    def open(self, seniority=None):
+        """The server that has come back, to which no worker is connected yet; its heir has handed over."""
         ranks = range(len(self.workers))
         options = dict(local_aggregation=False, outlives_workers=True)
         back = P3Server(0, 2, len(self.workers), "server 0 (here again)", **options)
@@ -46,12 +52,14 @@ class ReturningJob(Job):
         back.open(seniority or list(ranks))
         wait_until(lambda: not self.servers[1].awaits_claims(), "all claims to the heir")
         self.servers[1].hand_over(0)
+        return back
+
+    def take_back(self, back):
         for rank, worker in enumerate(self.workers):
             ours, its = socket.socketpair()
             worker.take_back(0, ours.detach())
             back.replace_worker(rank, its.detach())
         wait_until(lambda: not back.awaits_claims(), "all claims to who has come back")
-        self.servers[0] = back
 
     def train(self, keys, random):
         """A round of each; the sums have the same bits as without any loss."""
@@ -100,22 +108,42 @@ def test_no_round_between():
         job.train([(key, LENGTH), (other, LENGTH)], random)
 
 
-def test_a_worker_that_cannot_reach_it_goes_on_with_the_next_heir():
+def test_it_is_lost_again_before_the_workers_use_it():
     random = np.random.default_rng(3)
     with ReturningJob() as job:
         key = job.key(LENGTH)
         job.init(key, np.ones(LENGTH, "float32"))
         job.lose()
-        wait_until(lambda: not job.servers[1].awaits_claims(), "all claims to the heir")
-        job.servers[1].hand_over(0)
-        job.workers[0].take_back(0, None)
-        assert job.workers[0].lost_servers() == [0]
+        job.open().stop()
         job.servers[1].inherit(0)
-        for worker in job.workers:  # of which the other one has not been told that it had come back
+        for worker in job.workers:
             worker.inherit(0, 1, [0])
         job.train([(key, LENGTH)], random)
         job.come_back()
         job.train([(key, LENGTH)], random)
+
+
+def test_it_inherits_itself_before_the_workers_use_it():
+    random = np.random.default_rng(5)
+    with ReturningJob() as job:
+        keys = [(job.key(length), length) for length in (LENGTH, SOME)]
+        for key, length in keys:
+            job.init(key, np.ones(length, "float32"))
+        job.train(keys, random)
+        job.lose()
+        job.train(keys, random)
+        back = job.open()
+        heir = job.servers.pop()
+        heir.fail("killed by the test")
+        job.former.append(heir)
+        for worker in job.workers:
+            wait_until(lambda worker=worker: worker.lost_servers() == [1], "a server that is lost")
+        back.inherit(1)
+        for worker in job.workers:
+            worker.inherit(1, 0, [1])
+        job.take_back(back)
+        job.servers[0] = back
+        job.train(keys, random)
 
 
 def test_gradients_that_were_waiting_are_summed():
@@ -138,7 +166,7 @@ def test_misuse_is_refused():
         with pytest.raises(ValueError, match="it is no heir of server 0"):
             job.servers[1].hand_over(0)
         with pytest.raises(ValueError, match="server 0 is not lost"):
-            job.workers[0].take_back(0, None)
+            job.workers[0].take_back(0, socket.socket().detach())
         with pytest.raises(ValueError, match="is connected already"):
             job.servers[0].open([0, 1])
         job.servers[1].inherit(0)

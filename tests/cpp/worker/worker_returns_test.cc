@@ -71,21 +71,6 @@ TEST(WorkerReturns, MayBeLostAgain) {
   }
 }
 
-TEST(WorkerReturns, GetNothingWithoutAConnectionAndTheHeirAllOfIt) {
-  LostServer job;
-  job.worker.take_back(0, nullptr);
-  EXPECT_EQ(job.worker.lost_servers(), std::vector<int>{0});
-  job.begin_push(1);
-  TwoServers::answer(job.heir, LostServer::must_push(job.heir, 1, 1), {33, 44});
-  job.worker.inherit(0, 1, {0});
-  EXPECT_TRUE(job.worker.lost_servers().empty());
-  job.must_claim(7, 0, {1, 2});
-  TwoServers::answer(job.heir, LostServer::must_push(job.heir, 0, 1), {11, 22});
-  job.must_claim_nothing_more();
-  ASSERT_TRUE(job.results.wait_for(2));
-  EXPECT_EQ(job.landing, Floats({11, 22, 33, 44}));
-}
-
 TEST(WorkerReturns, MayBeLostBeforeTheWorkerHasHeardOfThem) {
   LostServer job;
   job.worker.inherit(0, 1, {0});  // which has handed over since, and inherited anew
@@ -197,6 +182,24 @@ TEST(WorkerReturns, MayHaveBeenServedByOneThatIsLostSince) {
   job.lose(0);
   job.worker.inherit(0, 2, {0});
   job.must_claim(2, {0});
+}
+
+// Another one is lost, whose heir the returned server is, before the worker is connected to that.
+TEST(WorkerReturns, HaveWhatTheyHaveInheritedMeanwhile) {
+  ThreeServers job;
+  ASSERT_TRUE(job.initialise());
+  job.lose(0);
+  job.worker.inherit(0, 1, {0});
+  job.must_claim(1, {0});
+  job.lose(2);
+  job.worker.inherit(2, 0, {2});
+  job.take_back(0);
+  job.must_claim(0, {0, 2});
+  const Floats gradient = {1, 1, 1};
+  job.worker.push(job.key, gradient.data(), job.landing.data(), 0, {}, job.results.expect(1));
+  for (uint32_t slice : {0u, 2u}) job.answer(0, slice, 1);
+  job.answer(1, 1, 1);
+  ASSERT_TRUE(job.results.wait_for(2));
 }
 
 TEST(WorkerReturns, MayHaveBeenLostBeforeTheWorkerCame) {
