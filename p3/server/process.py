@@ -229,6 +229,9 @@ async def _follow(
                 if message["kind"] == "hand_over":
                     once_claimed.call(lambda rank=message["rank"]: member.send(hand_over(core, rank)))
                     continue
+                if message["kind"] == "inherit":  # maybe what it is still to hand over
+                    once_claimed.behind(lambda message=message: member.send(apply(core, message)))
+                    continue
                 if message["kind"] == "open":
                     core.open(there)
                     is_open = True
@@ -279,6 +282,13 @@ class OnceClaimed:
         self._waiting.append(function)
         if len(self._waiting) == 1:
             self._call_next()
+
+    def behind(self, function: Callable[[], None]) -> None:
+        """At once, if nothing waits."""
+        if self._waiting:
+            self._waiting.append(function)
+        else:
+            function()
 
     def _call_next(self) -> None:
         try:

@@ -1,13 +1,15 @@
 """A server is lost, another one takes over, and it comes back: cores in one process."""
 
+import asyncio
 import socket
 
 import numpy as np
 import pytest
-from core_jobs import Job, wait_all
+from core_jobs import DEADLINE_S, Job, wait_all
 from processes import wait_until
 
 from p3._core import P3Server
+from p3.server.process import OnceClaimed, apply, hand_over
 
 SLICE = 1000
 LENGTH = 6 * SLICE  # three slices of each server
@@ -23,15 +25,22 @@ class ReturningJob(Job):
         self.former = []
 
     def lose(self):
+        self.leave_to_heir()
+        self.tell_of_heir()
+
+    def leave_to_heir(self):
+        """Of which the workers have not heard."""
         lost = self.servers[0]
         lost.fail("killed by the test")
         for worker in self.workers:
             wait_until(lambda worker=worker: worker.lost_servers() == [0], "a server that is lost")
         self.servers[1].inherit(0)
+        self.former.append(lost)
+
+    def tell_of_heir(self):
         for worker in self.workers:
             worker.inherit(0, 1, [0])
             assert worker.lost_servers() == []
-        self.former.append(lost)
 
     def come_back(self, seniority=None):
         """At a point where nothing is under way."""
@@ -118,6 +127,31 @@ def test_it_is_lost_again_before_the_workers_use_it():
         job.servers[1].inherit(0)
         for worker in job.workers:
             worker.inherit(0, 1, [0])
+        job.train([(key, LENGTH)], random)
+        job.come_back()
+        job.train([(key, LENGTH)], random)
+
+
+def test_its_heir_inherits_anew_behind_what_it_hands_over():
+    """If it is lost again while the heir is still to hear what the workers have."""
+    random = np.random.default_rng(6)
+
+    async def hand_over_and_inherit(heir):
+        answers, once_claimed = [], OnceClaimed(heir)
+        once_claimed.call(lambda: answers.append(hand_over(heir, 0)))
+        once_claimed.behind(lambda: answers.append(apply(heir, {"kind": "inherit", "rank": 0})))
+        assert answers == []
+        job.tell_of_heir()
+        while len(answers) < 2:
+            await asyncio.sleep(0.001)
+        assert [answer["kind"] for answer in answers] == ["handed_over", "inherited"]
+
+    with ReturningJob() as job:
+        key = job.key(LENGTH)
+        job.init(key, np.ones(LENGTH, "float32"))
+        job.leave_to_heir()
+        asyncio.run(asyncio.wait_for(hand_over_and_inherit(job.servers[1]), DEADLINE_S))
+        job.tell_of_heir()
         job.train([(key, LENGTH)], random)
         job.come_back()
         job.train([(key, LENGTH)], random)
