@@ -114,6 +114,7 @@ class Member:
                 if time.monotonic() >= deadline:
                     raise
                 log.warning("%s Trying again to join the job", gone)
+            self.close_door()  # or its port would not be free for the next one
             await asyncio.sleep(_RETRY_S)
 
     async def _wait_for_a_place(self, deadline: float) -> None:

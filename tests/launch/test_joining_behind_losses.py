@@ -11,6 +11,7 @@ import numpy as np
 from plugin_jobs import SCRIPTS
 from processes import Process
 
+from p3.cluster.node import listen
 from p3.measure.chaos import strike
 from p3.measure.chaos.matrix import Victim
 
@@ -152,6 +153,26 @@ def test_p3_run_starts_another_process_for_each_loss_of_a_server(tmp_path, proce
     wanted += r"the workers' next members\(round\) \((\d) more restarts allowed\)"
     said = re.findall(wanted, job.end().err)
     assert said == [("1", "now", "2"), ("1", "in 1 s", "1"), ("0", "now", "2")]
+
+
+def test_one_that_waits_comes_to_the_next_scheduler_with_the_port_that_it_has(tmp_path, processes):
+    listeners = [listen("127.0.0.1") for _ in range(3)]
+    ports = ",".join(str(one.getsockname()[1]) for one in listeners)
+    for one in listeners:
+        one.close()
+    job = Job(tmp_path, processes, "--rejoin", P3_SERVER_PORTS=ports)
+    for name in (0, "on"):
+        job.let_go(name)
+    job.hear("waits for go-5", 3)
+    job.kill("server", 1)
+    job.hear("waits to come back")
+    job.kill("scheduler", 0)
+    job.hear("waits to come back")
+    job.let_go(5)
+    job.hear("server 1 (127.0.0.1) is back")
+    for step in (10, 15):
+        job.let_go(step)
+    assert job.end().err.count("p3 run: server 1") == 1
 
 
 def test_one_that_freezes_before_it_is_back_is_ended_and_another_one_started(tmp_path, processes):
