@@ -49,6 +49,7 @@ class Returns:
         self._settings, self._label, self._roster, self._rendezvous = settings, label, roster, rendezvous
         self._agreement, self._end = agreement, end
         self._decide, self._consider, self._tell, self._report = decide, consider, tell, report
+        self.replays = False  # what a scheduler before this one has decided, and said
         self._waiting: List[Candidate] = []  # in the order of coming
         self._coming: Optional[Candidate] = None  # on the way
         self._returned: Optional[Node] = None  # until all workers use it
@@ -208,7 +209,8 @@ class Returns:
             self._are_told = True
             self._tell_workers(self._roster.by_node[self._returned].join)
         if not self._awaits("taken_back"):
-            log.warning("%s: %s is back", self._label, self._roster.by_node[self._returned])
+            if not self.replays:
+                log.warning("%s: %s is back", self._label, self._roster.by_node[self._returned])
             self._returned = None
 
     def _awaits(self, kind: str) -> bool:

@@ -481,14 +481,14 @@ class Scheduler:
         self._begin([Node(role, rank, host) for role, rank, host, _ in first["members"]])
         self._started.set()
         self._gate.pace_s = PACE_S
-        self._entrances.replays = True
+        self._entrances.replays = self._returns.replays = True
         for record in records:
             if type(record) is bool:
                 self._demand_snapshot(record)
             else:
                 role, rank, message = record
                 self._replay(self._roster.find(role, rank), message)
-        self._is_replaying = False
+        self._is_replaying = self._returns.replays = False
         for state in self._unreported.values():
             self._report(state)
         self._look_at_journal()

@@ -305,7 +305,7 @@ PHASES = ("waiting", "ready", "opened", "handed over", "one took it back", "back
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_scheduler_that_takes_over_tells_everybody_the_same(phase, monkeypatch):
+def test_a_scheduler_that_takes_over_tells_everybody_the_same(phase, monkeypatch, caplog):
     """Up to whatever point the one before had come: so nobody misses a message, or hears one twice."""
     told, tell = {}, Entry.tell
 
@@ -359,9 +359,11 @@ def test_a_scheduler_that_takes_over_tells_everybody_the_same(phase, monkeypatch
         play(test, Journal(descriptor))
         before = dict(told)
         told.clear()
+        caplog.clear()
         asyncio.run(take_over(Journal(descriptor)))
         assert told.keys() == before.keys()
         for node, heard_before in before.items():
             assert told[node][: len(heard_before)] == heard_before, node
+        assert "is back" not in caplog.text  # which the one before had said
     finally:
         os.close(descriptor)
