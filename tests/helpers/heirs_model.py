@@ -1,4 +1,5 @@
-"""A model of docs/replicated-servers.md: workers, the server that is lost, its heir. Pure Python, no bytes.
+"""A model of docs/replicated-servers.md: workers, the server that is lost, its heir, who comes back. Pure Python, no
+bytes.
 
 A gradient is (worker, round), a sum a frozenset of these, the first value "first". So whether two sums have the same
 bits is whether they are equal, as sums are made in one order. What a worker has updated, value and state, is the tuple
@@ -7,6 +8,9 @@ be copied, and tells what may happen next; whoever explores chooses. FAULTS are 
 make, each of which the explorer has to find.
 
 Of each worker and slice the frames on a connection come in order; those of different slices in any.
+
+S is the server, H its heir, and each process that comes back in its place an R. Or it is the heir that comes back: then
+S is lost no sooner, and workers may hear of its heir before they are connected to that.
 """
 
 import copy
@@ -29,6 +33,13 @@ FAULTS = (
     "asks anybody",  # and not who has the last round
     "gives nothing unasked",  # though it leaves
 )
+FAULTS_OF_RETURNS = (
+    "claims nothing to it",
+    "begins before all are back",  # a worker, while others still send to the heir
+    "hands over early",  # what is still claimed from the heir
+    "inherits first",  # and is to hand over later, what it had inherited before
+    "claims into nothing",  # to an heir to which there is no connection yet, and not again when there is
+)
 
 
 NOTHING = (-1, (None, None))  # claimed
@@ -48,6 +59,7 @@ class Worker:
         self.updated = [()] * slices
         self.owed = set()  # slices that it has claimed, and not given the value of
         self.has_left = False
+        self.cut = set()  # servers to which it has no connection
         self.begun = -1  # round, of all slices: one key
         self.spoilt = set()
 
@@ -67,19 +79,36 @@ class Server:
         self.inquired = None  # of which worker
         self.held = {}
         self.behind = set()
+        self.has_handed_over = False
+
+    def clone(self):
+        other = copy.copy(self)
+        other.next, other.came, other.held = list(self.next), dict(self.came), dict(self.held)
+        other.asked, other.gone, other.left = set(self.asked), set(self.gone), set(self.left)
+        other.claims, other.behind = None if self.claims is None else dict(self.claims), set(self.behind)
+        return other
 
 
 class World:
     def __init__(
-        self, workers=2, slices=1, rounds=2, server_losses=1, worker_losses=0, faults=(), ends_early=False
+        self, workers=2, slices=1, rounds=2, server_losses=1, worker_losses=0, faults=(), ends_early=False, returns=0,
+        heir_returns=False,
     ):  # fmt: skip
-        """`ends_early`: the last worker has no gradient in the last round."""
+        """`ends_early`: the last worker has no gradient in the last round. `returns`: so often a process comes back."""
         self.rounds, self.slices, self.faults, self.ends_early = rounds, slices, frozenset(faults), ends_early
         self.workers = [Worker(slices) for _ in range(workers)]
         self.at = {name: [Server(workers) for _ in range(slices)] for name in "SH"}
         self.server_losses, self.worker_losses = server_losses, worker_losses
         self.is_declared = self.has_inherited = False  # lost, by the scheduler; the heir has shards for it
-        self.s_acts = True
+        self.serving, self.silent = "S", set()  # who has the slices, but for an heir; who does nothing any more
+        self.returns = returns
+        self.mark = set()  # workers that are in one
+        self.to_connect = set()  # of these, who has no connection yet to who comes back
+        self.is_handing_over = False
+        self.heir_returns = heir_returns  # it is still to come
+        if heir_returns:
+            for worker in self.workers:
+                worker.cut.add("H")
         self.told = set()  # workers that have heard
         self.dropping = set()  # with "claims first": who has claimed, and not closed
         self.channels = {}  # (from, to, slice): deque of frames
@@ -92,8 +121,10 @@ class World:
         for one in other.workers:
             one.landed, one.kept, one.spoilt = list(one.landed), list(one.kept), set(one.spoilt)
             one.numbers, one.updated, one.owed = list(one.numbers), list(one.updated), set(one.owed)
-        other.at = {name: [copy.deepcopy(one) for one in slices] for name, slices in self.at.items()}
+            one.cut = set(one.cut)
+        other.at = {name: [one.clone() for one in slices] for name, slices in self.at.items()}
         other.told, other.dropping, other.seen = set(self.told), set(self.dropping), dict(self.seen)
+        other.silent, other.mark, other.to_connect = set(self.silent), set(self.mark), set(self.to_connect)
         other.channels = {where: deque(frames) for where, frames in self.channels.items()}
         return other
 
@@ -101,40 +132,75 @@ class World:
         """Equal for worlds in which the same may follow."""
         workers = tuple(
             (w.alive, w.server, tuple(w.landed), tuple(w.kept), tuple(w.numbers), tuple(w.updated), w.begun,
-             frozenset(w.spoilt), frozenset(w.owed), w.has_left) for w in self.workers
+             frozenset(w.spoilt), frozenset(w.owed), w.has_left, frozenset(w.cut)) for w in self.workers
         )  # fmt: skip
         servers = tuple(
             (s.published, s.value, s.numbers, tuple(s.next), frozenset(s.came.items()), frozenset(s.asked),
              frozenset(s.gone), frozenset(s.left), None if s.claims is None else frozenset(s.claims.items()),
-             s.inquired, frozenset(s.held.items()), frozenset(s.behind))
+             s.inquired, frozenset(s.held.items()), frozenset(s.behind), s.has_handed_over)
             for slices in self.at.values() for s in slices
         )  # fmt: skip
         channels = frozenset((where, tuple(frames)) for where, frames in self.channels.items() if frames)
-        flags = (self.server_losses, self.worker_losses, self.is_declared, self.has_inherited, self.s_acts, self.first)
-        sets = (frozenset(self.told), frozenset(self.dropping), frozenset(self.seen.items()))
+        flags = (self.server_losses, self.worker_losses, self.is_declared, self.has_inherited, self.first,
+                 self.serving, self.returns, self.is_handing_over, self.heir_returns)  # fmt: skip
+        sets = (frozenset(self.told), frozenset(self.dropping), frozenset(self.seen.items()), frozenset(self.silent),
+                frozenset(self.mark), frozenset(self.to_connect))  # fmt: skip
         return (workers, servers, channels, flags, sets)
 
     # What may happen next, as tuples for do()
 
     def steps(self):
         steps = [("arrive", where) for where, frames in sorted(self.channels.items(), key=repr) if frames
-                 and (where[1] != "S" or self.s_acts)]  # fmt: skip
+                 and where[1] not in self.silent]  # fmt: skip
         for rank, worker in enumerate(self.workers):
-            if worker.alive and self._may_begin(worker):
+            if worker.alive and self._may_begin(worker) and (rank not in self.mark or self._is_over_for(rank)):
                 steps.append(("begin", rank))
             if worker.alive and self.has_inherited and rank not in self.told:
                 steps.append(("hear", rank))
             if worker.alive and rank in self.dropping:
                 steps.append(("close", rank))
-            if worker.alive and rank in self.told and not worker.has_left and min(worker.landed) >= self.rounds:
+            if worker.alive and rank in self.to_connect and not self.is_handing_over:
+                steps.append(("connect", rank))
+            has_all = min(worker.landed) >= self.rounds
+            if worker.alive and rank in self.told - self.mark and not worker.has_left and has_all:
                 steps.append(("leave", rank))
             if worker.alive and self.worker_losses and sum(w.alive for w in self.workers) > 1:
                 steps.append(("lose worker", rank))
-        if self.server_losses:
+        if self.server_losses and not self.is_declared and (not self.heir_returns or self.mark):
             steps += [("kill server",), ("suspect server",)]
-        if self.is_declared and not self.has_inherited:
+        if self.is_declared and not self.has_inherited and (
+            not self.is_handing_over or "inherits first" in self.faults
+        ):  # fmt: skip
             steps.append(("inherit",))
+        if self.is_handing_over and (
+            all(its.claims is None for its in self.at["H"]) or "hands over early" in self.faults
+        ):  # fmt: skip
+            steps.append(("hand over",))
+        if self._all_rest and (self.heir_returns or (self.returns and self._all_know)):
+            steps.append(("come back",))
         return steps
+
+    @property
+    def _all_rest(self):
+        """And may be in a mark, as the script says."""
+        alive = [worker for worker in self.workers if worker.alive]
+        return not self.mark and all(
+            not worker.has_left and worker.begun == alive[0].begun and set(worker.landed) == {worker.begun}
+            for worker in alive
+        )
+
+    @property
+    def _all_know(self):
+        """Of the heir."""
+        return self.is_declared and self.told >= {rank for rank, one in enumerate(self.workers) if one.alive}
+
+    def _is_over_for(self, rank):
+        """The mark."""
+        if "begins before all are back" in self.faults:
+            return True
+        if self.is_declared and self.serving != "S":  # who came back is lost again
+            return rank in self.told
+        return not self.to_connect and (not self.is_declared or rank in self.told)
 
     def _may_begin(self, worker):
         return worker.begun < self.rounds and all(round >= worker.begun for round in worker.landed)
@@ -162,20 +228,22 @@ class World:
     # The network
 
     def _send(self, sender, receiver, slice, frame):
-        if sender == "S" and self.workers[receiver].server != "S" and receiver not in self.dropping:
+        rank, name = (sender, receiver) if sender in range(len(self.workers)) else (receiver, sender)
+        if name in self.workers[rank].cut:
             return  # over a connection that is closed
         self.channels.setdefault((sender, receiver, slice), deque()).append(frame)
 
     def _arrive(self, where):
         sender, receiver, slice = where
         frame = self.channels[where].popleft()
-        if receiver in ("S", "H"):
+        if receiver in self.at:
             self._serve(receiver, slice, sender, frame)
         else:
             self._land(receiver, sender, slice, frame)
 
     def _cut(self, rank, name):
         """A connection is closed: what is on its way is gone. A value may have come in part."""
+        self.workers[rank].cut.add(name)
         for slice in range(self.slices):
             coming = self.channels.pop((name, rank, slice), None)
             if coming and "forgets a half" in self.faults:
@@ -189,6 +257,7 @@ class World:
     def _begin(self, rank):
         worker = self.workers[rank]
         worker.begun += 1
+        self.mark.discard(rank)
         for slice in range(self.slices):
             self._send(rank, worker.server, slice, self._frame(rank, worker.begun, slice))
 
@@ -207,6 +276,8 @@ class World:
         if not worker.alive:
             return
         if frame == ("ask",):
+            if sender != worker.server:
+                raise Wrong("worker %d is asked by %s, which does not serve" % (rank, sender))
             return None if worker.has_left else self._give(rank, slice)
         round, value, numbers = frame
         if worker.server != sender and rank not in self.dropping:
@@ -242,17 +313,37 @@ class World:
         """`server_departed`."""
         self.told.add(rank)
         worker = self.workers[rank]
+        if self.serving != "S":
+            self.to_connect.discard(rank)
         if "claims first" in self.faults:
             self.dropping.add(rank)
         else:
-            self._cut(rank, "S")
+            self._cut(rank, self.serving)
         worker.server = "H"
+        if "H" not in worker.cut or "claims into nothing" in self.faults:
+            self._claim(rank)
+
+    def _claim(self, rank):
+        worker = self.workers[rank]
         for slice in range(self.slices):
             if worker.landed[slice] >= 0:
                 worker.owed.add(slice)
-            self._send(rank, "H", slice, ("claim", worker.landed[slice], None))
+            self._send(rank, worker.server, slice, ("claim", worker.landed[slice], None))
             if worker.landed[slice] < worker.begun and "pushes nothing again" not in self.faults:
-                self._send(rank, "H", slice, self._frame(rank, worker.begun, slice))
+                self._send(rank, worker.server, slice, self._frame(rank, worker.begun, slice))
+
+    def _connect(self, rank):
+        """To who has come back: a server takes its slices, or an heir has what it has inherited meanwhile."""
+        worker = self.workers[rank]
+        self.to_connect.discard(rank)
+        back = self.serving if self.serving != "S" else "H"
+        worker.cut.discard(back)
+        if back == self.serving:
+            worker.server = back
+            if "claims nothing to it" in self.faults:
+                return
+        if worker.server == back and (back != "H" or "claims into nothing" not in self.faults):
+            self._claim(rank)
 
     def _give(self, rank, slice):
         worker = self.workers[rank]
@@ -260,7 +351,7 @@ class World:
             worker.owed.discard(slice)
             kept = None if "keeps no copy" in self.faults else worker.kept[slice]
             numbers = None if "claims no numbers" in self.faults else worker.numbers[slice]
-            self._send(rank, "H", slice, ("value", worker.landed[slice], (kept, numbers)))
+            self._send(rank, worker.server, slice, ("value", worker.landed[slice], (kept, numbers)))
 
     def _leave(self, rank):
         """It has all, and goes, with a goodbye."""
@@ -269,17 +360,20 @@ class World:
         for slice in range(self.slices):
             if "gives nothing unasked" not in self.faults:
                 self._give(rank, slice)
-            self._send(rank, "H", slice, ("bye", None, None))
+            for name in self.at:
+                self._send(rank, name, slice, ("bye", None, None))
 
     def _close(self, rank):
         self.dropping.discard(rank)
-        self._cut(rank, "S")
+        self._cut(rank, self.serving)
 
     def _lose_worker(self, rank):
         self.worker_losses -= 1
         worker = self.workers[rank]
         worker.alive = False
-        for name in "SH":
+        self.mark.discard(rank)
+        self.to_connect.discard(rank)
+        for name in self.at:
             self._cut(rank, name)
         # What nobody sees any more may be different.
         self.seen = {
@@ -288,28 +382,55 @@ class World:
         }  # fmt: skip
         if rank == self.first:
             self.first = next((other for other, one in enumerate(self.workers) if one.alive), rank)
-        for name in "SH":
-            if name == "H" or self.s_acts:
+        for name in self.at:
+            if name not in self.silent:
                 for slice in range(self.slices):
                     self._dismiss(name, slice, rank)
 
     # The server that is lost, and what the scheduler does
 
     def _kill_server(self):
-        self.server_losses -= 1
-        self.s_acts, self.is_declared = False, True
+        self.silent.add(self.serving)
+        self._suspect_server()
 
     def _suspect_server(self):
         """It is not dead, and goes on for as long as anybody hears it."""
         self.server_losses -= 1
-        self.is_declared = True
+        self.is_declared, self.has_inherited, self.told = True, False, set()
 
     def _inherit(self):
         self.has_inherited = True
-        for slice in self.at["H"]:
-            slice.claims = {}
-        for slice in range(self.slices):
-            self._settle(slice)
+        if self.is_handing_over:  # a fault
+            self.is_handing_over = False
+        else:
+            self._open("H")
+
+    def _open(self, name):
+        """It knows nothing of its slices."""
+        former, self.at[name] = self.at.get(name), [Server(len(self.workers)) for _ in range(self.slices)]
+        for slice, its in enumerate(self.at[name]):
+            its.gone = {rank for rank, worker in enumerate(self.workers) if not worker.alive}
+            its.left = set(former[slice].left) if former else set()
+            its.claims = {}
+            self._settle(name, slice)
+
+    # One that comes back, at a mark
+
+    def _come_back(self):
+        self.mark = {rank for rank, worker in enumerate(self.workers) if worker.alive}
+        self.to_connect = set(self.mark)
+        if self.heir_returns:
+            self.heir_returns = False
+            return
+        self.returns -= 1
+        self.serving = "R%d" % len(self.at)  # others than the ones before
+        self.is_declared, self.has_inherited, self.told, self.is_handing_over = False, False, set(), True
+        self._open(self.serving)
+
+    def _hand_over(self):
+        self.is_handing_over = False
+        for its in self.at["H"]:
+            its.has_handed_over = True
 
     # A server's slice
 
@@ -321,14 +442,20 @@ class World:
         if kind == "bye":
             its.left.add(rank)
             if its.claims is not None:
-                self._settle(slice)
+                self._settle(name, slice)
             return
+        if its.has_handed_over:
+            if kind in ("claim", "value"):
+                return
+            raise Wrong("%s: %s of worker %d for a slice that it has handed over" % (name, kind, rank))
         if kind == "value" and its.claims is None:
             return  # another one has given it
-        if name == "H" and its.claims is not None:
+        if its.claims is not None:
             if kind in ("claim", "value"):
+                if kind == "claim" and rank in its.claims:
+                    raise Wrong("%s: worker %d claims twice" % (name, rank))
                 its.claims[rank] = (round, content)
-                self._settle(slice)
+                self._settle(name, slice)
                 return
             if rank not in its.claims:
                 raise Wrong("worker %d sends %s before it has claimed" % (rank, kind))
@@ -386,12 +513,11 @@ class World:
         its.behind.discard(rank)
         if its.claims is not None:
             its.held.pop(rank, None)
-            if name == "H" and self.has_inherited:
-                self._settle(slice)
+            self._settle(name, slice)
         else:
             self._publish(name, slice)
 
-    def _latest(self, its, slice):
+    def _latest(self, name, its, slice):
         """The claim to go on from, with its value, or None: then one of those who have it is asked for that."""
         given = max((claim for claim in its.claims.values() if claim[1]), key=lambda claim: claim[0], default=NOTHING)
         rounds = {rank: round for rank, (round, _) in its.claims.items() if rank not in its.gone | its.left}
@@ -402,19 +528,19 @@ class World:
         if its.inquired in having or (its.inquired is not None and "asks once" in self.faults):
             return None
         its.inquired = having[0]
-        self._send("H", its.inquired, slice, ("ask",))
+        self._send(name, its.inquired, slice, ("ask",))
         return None
 
-    def _settle(self, slice):
-        its = self.at["H"][slice]
+    def _settle(self, name, slice):
+        its = self.at[name][slice]
         wanted = range(len(self.workers)) if "waits for the lost" in self.faults else [
-            rank for rank in range(len(self.workers)) if rank not in its.gone
+            rank for rank in range(len(self.workers)) if rank not in its.gone | its.left
         ]  # fmt: skip
         if "settles early" in self.faults and its.claims:
             pass
         elif any(rank not in its.claims for rank in wanted):
             return
-        best = self._latest(its, slice)
+        best = self._latest(name, its, slice)
         if best is None:
             return  # its value is still to come
         claims, its.claims = its.claims, None
@@ -433,8 +559,8 @@ class World:
                 its.behind.add(rank)
                 its.next[rank] = its.published + 1
                 if "answers at once" in self.faults:
-                    self._send("H", rank, slice, (its.published, its.value, its.numbers))
+                    self._send(name, rank, slice, (its.published, its.value, its.numbers))
         held, its.held = its.held, {}
         for rank, frame in held.items():
-            self._serve("H", slice, rank, frame)
-        self._publish("H", slice)
+            self._serve(name, slice, rank, frame)
+        self._publish(name, slice)
