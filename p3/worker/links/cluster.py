@@ -260,12 +260,11 @@ class ClusterLink(Link):
             van = await asyncio.wait_for(connecting, settings.timeout_s / 2)
             self.core.take_back(rank, van.socket.detach(), ring=van.ring, tls=van.tls)
             done = True
-        except (RendezvousError, asyncio.TimeoutError) as error:
-            log.warning("%s: no connection to %s, which has come back: %s", self.node, server,
-                        error or "not within %g s (half of P3_TIMEOUT_S)" % (settings.timeout_s / 2))  # fmt: skip
-            self._report_lost_server(rank)
-        except P3Error:  # the core has failed, and says so itself
-            pass
+        except (RendezvousError, asyncio.TimeoutError, P3Error) as error:
+            if self.core.error is None:  # else it says so itself
+                log.warning("%s: no connection to %s, which has come back: %s", self.node, server,
+                            error or "not within %g s (half of P3_TIMEOUT_S)" % (settings.timeout_s / 2))  # fmt: skip
+                self._report_lost_server(rank)
         finally:
             self._member.send({"kind": "taken_back", "rank": rank, "done": done})
 
