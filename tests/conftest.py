@@ -24,6 +24,13 @@ def pytest_configure(config):
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.option.loadscopereorder = False  # xdist's own order: files of many tests first, however long they take
+    if importlib.util.find_spec("hypothesis"):
+        import hypothesis
+
+        # A machine that pauses makes no example wrong.
+        settings = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+        hypothesis.settings.register_profile("p3", settings)
+        hypothesis.settings.load_profile("p3")
 
 
 # With --dist loadfile a long file that begins last leaves the other cores idle. Longest first; those that compute take

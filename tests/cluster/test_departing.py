@@ -114,7 +114,7 @@ class Worker:
         return bool(self._more) or not self.has_said_bye and (self.awaits is None or self.awaits())
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.data())
 def test_whoever_is_left_comes_to_the_end(data):
     count = data.draw(st.integers(2, 4), "workers")

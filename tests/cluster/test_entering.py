@@ -202,7 +202,7 @@ def fits(message, kind, fields):
     return message["kind"] == kind and all(message[field] == value for field, value in fields.items())
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(st.data())
 def test_whoever_is_left_comes_to_the_end_with_those_that_have_entered(data):
     first, count = data.draw(st.sampled_from([(1, 2), (1, 3), (2, 2), (2, 4), (3, 3), (3, 4), (4, 4)]), "workers")

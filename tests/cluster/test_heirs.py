@@ -16,7 +16,7 @@ SERVERS = [Node("server", rank, "s%d" % rank) for rank in range(4)]
 GIVEN_UP = {"kind": "snapshot_failed", "round": 5, "text": ""}
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.data())
 def test_whoever_is_lost_and_whenever_a_living_server_that_knows_of_it_serves_each_rank(data):
     """Workers follow what they are told, as does a server: it serves what it has said it has inherited. A process that

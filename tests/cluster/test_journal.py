@@ -285,7 +285,7 @@ DEATHS = st.lists(
 )
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, suppress_health_check=list(HealthCheck))
 @given(program=PROGRAMS, with_option=st.booleans(), deaths=DEATHS)
 def test_whenever_schedulers_die_each_node_hears_all_that_counts_once(program, with_option, deaths):
     keys = iter("key %d" % number for number in range(20))

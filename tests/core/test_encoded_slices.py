@@ -86,7 +86,7 @@ IN_TWO_BITS = ("topk", {"ratio": 0.3, "value_bits": 2})
 
 
 @pytest.mark.parametrize("kind, options", [*((kind, {}) for kind in ("fp16", "bf16", *EXACT)), IN_TWO_BITS])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_any_numbers_are_encoded_as_numpy_has_it(kind, options, data):
     size = data.draw(st.integers(1, 200))

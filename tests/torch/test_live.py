@@ -53,7 +53,8 @@ def in_two_groups(model, kind):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("staleness", [0, 1])
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, derandomize=True,
+          suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])  # fmt: skip
 @given(program=programs())
 def test_each_step_goes_by_the_numbers_of_its_groups(staleness, program):
     kind, changes = program

@@ -19,7 +19,7 @@ placements = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300, derandomize=True)
 @given(placements, st.integers(1, 3000), st.integers(1, 400), st.booleans())
 def test_cards_carry_what_the_frames_add_up_to(placement, elements, whole, is_gathered):
     """In the mean over the servers at which a key may begin."""
@@ -31,7 +31,7 @@ def test_cards_carry_what_the_frames_add_up_to(placement, elements, whole, is_ga
             assert card[way] * servers == pytest.approx(sum(cards[machine][way] for cards in everywhere), rel=1e-9)
 
 
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(st.integers(1, 10**5), st.integers(1, 5000))
 def test_even_slices_are_as_many_as_whole_ones_and_differ_by_their_number_at_most(elements, most):
     plan = KeyPlan(0, "float32", elements, 0, even_slices(elements, most))

@@ -37,7 +37,7 @@ def test_servers_come_as_often_as_their_shares_say_and_evenly(shares):
             assert abs(turns[:end].count(server) - end * count / len(turns)) < len(shares)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.sampled_from([10.0, 20.0, 40.0, 60.0]), min_size=3, max_size=8), st.integers(1, 2))
 def test_proportional_shares_are_as_fast_as_any(rates, workers_per_host):
     """The network alone: no computation hides anything, and the bound is that of the busiest link. To what a unit of

@@ -42,7 +42,7 @@ def setting_of(**changed):
     )
 
 
-@hypothesis_settings(max_examples=40, deadline=None)
+@hypothesis_settings(max_examples=40)
 @given(
     workers=strategies.lists(strategies.integers(0, 2), min_size=1, max_size=5),
     servers=strategies.lists(strategies.integers(0, 2), min_size=1, max_size=4),

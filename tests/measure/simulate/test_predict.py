@@ -66,7 +66,7 @@ def random_ways(draw):
 SHAPES = {"bias": (300,), "weight": (500, 400), "other": (200, 100)}
 
 
-@hypothesis_settings(max_examples=60, deadline=None, derandomize=True)
+@hypothesis_settings(max_examples=60, derandomize=True)
 @given(strategies.fixed_dictionaries({
     name: strategies.sampled_from([None, *CODECS, "topk:0.1:4", "dgc:0.01"]) for name in SHAPES
 }))  # fmt: skip
@@ -164,7 +164,7 @@ def clipped_settings(draw):
     )  # fmt: skip
 
 
-@hypothesis_settings(max_examples=150, deadline=None, derandomize=True)
+@hypothesis_settings(max_examples=150, derandomize=True)
 @given(clipped_settings())
 def test_no_simulation_with_clipping_is_faster_than_its_bound(setting):
     prediction = predict(setting)
