@@ -3,7 +3,7 @@
 Whoever connects proves first that it knows the secret, as for a server of a job. Then it sends one REQUEST:
 
     PING    each byte comes back
-    RATE    it sends without end; after `seconds` it is told how many bytes came in how many seconds
+    RATE    it sends without end; after `seconds` it is told how many bytes came in how many seconds of them
 
 A datagram that begins with the token of the examination is answered by its first bytes, however long it was.
 """
@@ -16,7 +16,7 @@ import hmac
 import socket
 import struct
 import time
-from typing import Set, Tuple
+from typing import List, Set, Tuple
 
 from p3.cluster.connections import channel
 from p3.cluster.node import listen_for_workers
@@ -32,6 +32,7 @@ ANSWER_BYTES = TOKEN_BYTES + 4  # the token, and the number of the attempt
 STEP_TIMEOUT_S = 10.0  # for the next bytes to come or go, on any connection
 # Of a measurement, at first, not counted: TCP starts slowly, and token buckets let a burst pass.
 _UNCOUNTED = 0.3
+_PARTS = 3  # of the rest; the one in the middle counts: when a host pauses, little comes in one part, much in the next
 
 
 class Door:
@@ -110,18 +111,18 @@ def _serve(sock: socket.socket) -> None:
 
 
 def _count(sock: socket.socket, seconds: float) -> Tuple[float, float]:
-    """Bytes that come, and the time that they take, from a while after the first until `seconds` after it."""
+    """Bytes that come, and the time that they take, in one part of the `seconds` behind the first ones."""
     buffer = bytearray(1 << 18)
-    total = before = 0
-    begun = since = 0.0
-    while True:
+    parts: List[Tuple[float, float]] = []
+    total, since, part_s = 0, 0.0, _UNCOUNTED * seconds
+    while len(parts) < 1 + _PARTS:
         received = sock.recv_into(buffer)
         now = time.monotonic()
         if not received:
             raise ConnectionResetError("the connection was closed")
-        begun = begun or now
+        since = since or now
         total += received
-        if since and now - begun >= seconds and now > since:
-            return total - before, now - since
-        if not since and now - begun >= _UNCOUNTED * seconds:
-            since, before = now, total
+        if now - since >= part_s and now > since:
+            parts.append((total, now - since))
+            total, since, part_s = 0, now, (1 - _UNCOUNTED) / _PARTS * seconds
+    return sorted(parts[1:], key=lambda part: part[0] / part[1])[_PARTS // 2]

@@ -13,7 +13,7 @@ from processes import ROOT, SECRET, Process, clean_environment
 
 from p3 import cli
 from p3.cluster.node import listen
-from p3.doctor import examination, forecast, judgement
+from p3.doctor import door, examination, forecast, judgement
 from p3.measure.lab import hosts as lab
 
 SSH = "%s -m p3.measure.lab.ssh" % sys.executable
@@ -256,6 +256,27 @@ def test_who_knows_the_secret_and_has_no_place_is_a_problem_and_keeps_nobody_out
     assert found["uninvited"] == ["127.0.0.1"] and [host["problem"] for host in found["hosts"]] == [None, None]
     (row,) = [row for row in judgement.judge(found) if row.state == "PROBLEM"]
     assert row.finding == "127.0.0.1 came as well, and knew the secret, but there are 2 places"
+
+
+@pytest.mark.parametrize("paused_at", range(100))
+def test_a_host_that_pauses_is_not_taken_for_a_slow_link(monkeypatch, paused_at):
+    class Link:
+        """1000 bytes come every 10 ms, but for a second of pause; behind it, those that were on their way."""
+
+        now, read = 5.0, 0
+
+        def monotonic(self):
+            return self.now
+
+        def recv_into(self, buffer):
+            self.now += 1.0 if self.read == paused_at else 0.01
+            self.read += 1
+            return 40_000 if self.read == paused_at + 2 else 1000
+
+    link = Link()
+    monkeypatch.setattr(door, "time", link)
+    count, spent_s = door._count(link, 1.0)
+    assert count / spent_s == pytest.approx(100_000)
 
 
 @needs_lab
