@@ -150,13 +150,13 @@ def test_what_is_kept_leaves_before_its_worker_waits_for_others(tmp_path):
 @pytest.mark.parametrize("way", ["step", "synchronize", "take_global", "state_dict", "barrier", "close"])
 def test_who_waits_for_how_much_a_worker_weighs_that_has_taken_fewer_steps_is_told_so(way):
     taken = 6 if way == "step" else 4
-    require_told_of_steps(run_to_failure(2, "ends_early", way, 1, P3_WAIT_TIMEOUT_S="2"), taken)
+    require_told_of_steps(run_to_failure(2, "ends_early", way, 1), taken)
 
 
 @pytest.mark.parametrize("way", ["step", "synchronize", "global_weights"])
 def test_who_waits_for_the_weights_of_a_worker_that_has_taken_fewer_steps_is_told_so(way):
     taken = 6 if way == "step" else 4
-    require_told_of_steps(run_to_failure(2, "ends_early", way, 0, P3_WAIT_TIMEOUT_S="2"), taken)
+    require_told_of_steps(run_to_failure(2, "ends_early", way, 0), taken)
 
 
 def run_to_failure(workers, *arguments, **variables):

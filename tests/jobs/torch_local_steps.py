@@ -469,10 +469,13 @@ def ends_early():
     """Worker 1 takes a step less, and worker 0 waits for its weights in the last one."""
     model = made()
     optimizer = p3.torch.LocalSteps(OPTIMIZERS["sgd"](model.parameters()), model, every=4)
+    session = job.current()
     for step in range(8 - RANK):
+        if step == 7:
+            session.wait_timeout_s = 4.0
         take(model, optimizer, RANK, step)
-    if RANK == 1:
-        time.sleep(8)  # longer than worker 0 waits
+    while RANK == 1 and not session.has_ended:  # until worker 0 has waited long enough
+        time.sleep(0.01)
 
 
 def scaled():

@@ -40,7 +40,7 @@ def test_keys_of_every_kind_go():
     ],
 )
 def test_a_worker_that_does_not_release_is_named_and_nobody_waits_for_ever(how, text):
-    status, output = jobs.run_p3(2, 1, script("missing", how), P3_WAIT_TIMEOUT_S="2")
+    status, output = jobs.run_p3(2, 1, script("missing", how))
     assert status != 0 and re.search(text, output) and "nobody was missed" not in output, output
 
 

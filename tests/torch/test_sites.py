@@ -76,11 +76,11 @@ DEATH = r"lost worker \d|worker \d \(127.0.0.1\) closed its control connection|h
     ("killed", DEATH),
     ("raises", "ValueError: the leader's script has a fault|has ended|Connection"),
     ("server", "lost server|server \\d"),
-    ("silent", "TimeoutError|waited 4 s"),
+    ("silent", "TimeoutError|waited 10 s"),
     ("other call", "is in broadcast.., and its leader in take_global..|" + DEATH),
 ])  # fmt: skip
 def test_no_member_outlives_a_failure_and_each_is_told_of_it(tmp_path, how, others):
-    variables = {"P3_WAIT_TIMEOUT_S": "4"} if how == "silent" else {}
+    variables = {"P3_WAIT_TIMEOUT_S": "10"} if how == "silent" else {}
     status, output = jobs.run_p3(2, 1, script("fails", tmp_path, how), timeout_s=60, **variables)
     assert status != 0, output
     found = told(tmp_path, {"killed": 3, "silent": 2}.get(how, 4))
