@@ -140,24 +140,44 @@ def test_rate_makes_communication_as_long_as_computation():
     assert (made.rate_mbit, made.compute_s) == (200.0, 0.4) and not made.is_emulated
 
 
+# Burns 0.6 s when it has been seen, and ends when it has been seen again.
 BURNS = """
-import json, time
-time.sleep(0.2)
-begin, used = time.monotonic(), time.process_time()
+import json, os, sys, time
+def tell(**what):
+    print(json.dumps(what), flush=True)
+def wait(name):
+    while not os.path.exists(os.path.join(sys.argv[1], name)):
+        time.sleep(0.01)
+tell()
+wait("begin")
+used = time.process_time()
 while time.process_time() < used + 0.6:
     pass
-print(json.dumps({"begin": begin, "end": time.monotonic(), "used": time.process_time() - used}))
+tell(used=time.process_time() - used)
+wait("end")
 """
 
 
 def test_cpu_of_a_job_is_that_of_all_its_processes(tmp_path):
     here = LocalHost("127.0.0.1")
-    command = [sys.executable, "-c", BURNS]
+    command = [sys.executable, "-c", BURNS, str(tmp_path)]
     with Job(STORES["alone"], [here, here], command, root=here, port=1, folder=tmp_path, omp_threads=1) as job:
         job.start()
-        watched = Watched(job)
-        job.wait(60, watched.sample)
-        burnt = [job.lines("worker %d" % number)[0] for number in range(2)]
-    begin, end = min(one["begin"] for one in burnt), max(one["end"] for one in burnt)
+        watched, seen = Watched(job), []
+
+        def watch():
+            told = min(len(job.lines("worker %d" % number)) for number in range(2))
+            before = time.monotonic()
+            watched.sample()
+            if told == 1 and not seen:
+                seen.append(before)
+                (tmp_path / "begin").touch()
+            elif told == 2 and len(seen) == 1:
+                seen.append(time.monotonic())
+                (tmp_path / "end").touch()
+
+        job.wait(60, watch)
+        burnt = [job.lines("worker %d" % number)[1] for number in range(2)]
+    begin, end = seen
     assert watched.cpu_s(begin, end) == pytest.approx(sum(one["used"] for one in burnt), rel=0.25)
     assert watched.cpu_s(end, time.monotonic()) < 0.2
