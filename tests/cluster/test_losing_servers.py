@@ -8,7 +8,7 @@ import uuid
 
 import pytest
 from plugin_jobs import SCRIPTS
-from processes import Process
+from processes import PYTHONPATH, Process
 
 from p3.measure.chaos import strike
 
@@ -23,6 +23,7 @@ UPDATING_SLICES = STEPS * 8 * 9
 def run(folder, processes, *options, script="losing_servers.py", arguments=(STEPS,), servers=SERVERS, **env):
     argv = [sys.executable, "-m", "p3", "run", "-n", str(WORKERS), "-s", str(servers), *options, sys.executable]
     variables = {**strike.environment(uuid.uuid4().hex), "OMP_NUM_THREADS": "1", "P3_LOCAL_AGGREGATION": "0"}
+    variables["PYTHONPATH"] = PYTHONPATH
     command = [*argv, str(SCRIPTS / script), *map(str, arguments)]
     processes.append(Process(command, {**variables, **env}, folder))
     return processes[-1].wait(100)

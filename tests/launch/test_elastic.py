@@ -100,9 +100,9 @@ def test_a_job_with_too_few_hosts_left_ends_and_says_so(hosts):
 
 def test_a_host_that_hangs_is_given_up_and_nothing_is_left_of_asking_it(tmp_path):
     (tmp_path / "ssh").write_text("echo $$ >> %s/started; exec sleep 600" % tmp_path)
-    settings = Settings(ssh="sh %s" % (tmp_path / "ssh"), timeout_s=1.0, rendezvous_timeout_s=0.5)
+    settings = Settings(ssh="sh %s" % (tmp_path / "ssh"), timeout_s=5.0, rendezvous_timeout_s=0.5)
     found = elastic.find(settings, lambda: [ALPHA, BETA], Bounds(1, 5, 5), None, Cooling(1))
-    assert found == ([], 0, {"alpha": "no answer in 1 s", "beta": "no answer in 1 s"})
+    assert found == ([], 0, {"alpha": "no answer in 5 s", "beta": "no answer in 5 s"})
     started = [int(line) for line in (tmp_path / "started").read_text().split()]
     assert len(started) == 2 and not any(os.path.exists("/proc/%d" % process) for process in started)
 

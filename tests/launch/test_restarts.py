@@ -81,7 +81,7 @@ def test_a_worker_whose_host_stays_away_is_started_on_another_one_with_room(tmp_
         (tmp_path / (name + ".up")).touch()
     options = ("--on-worker-loss", "wait", "--worker-restarts", "1", "--restart-pause", "30")
     launcher = [sys.executable, "-m", "p3", "run", "--hostfile", str(tmp_path / "hosts"), "-n", "2", "-s", "1"]
-    env = {"P3_SSH": "%s %s %s" % (sys.executable, HELPERS / "ssh_to_here.py", tmp_path), "P3_TIMEOUT_S": "2"}
+    env = {"P3_SSH": "%s %s %s" % (sys.executable, HELPERS / "ssh_to_here.py", tmp_path)}
     env.update(PYTHONPATH=PYTHONPATH, DMLC_NODE_HOST="127.0.0.1", OMP_NUM_THREADS="1")
     command = [*launcher, *options, *python("replaced_worker.py", STEPS)]
     processes.append(Process(command, clean_environment(**env), ROOT))
