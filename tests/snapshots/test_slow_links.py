@@ -4,13 +4,14 @@ import re
 import sys
 
 import plugin_jobs as jobs
+import pytest
 from lab_traces import needs_lab
 from processes import PYTHONPATH, Process, clean_environment
 
 from p3.measure.lab import hosts as lab
 from p3.snapshots.pace import Pace
 
-TIMEOUT_S = 0.8
+TIMEOUT_S = 5  # longer than a machine pauses
 
 
 class Clock:
@@ -43,10 +44,11 @@ def test_without_a_rate_nobody_sleeps():
     assert (pace.step_bytes, clock.now, len(told)) == (None, 100.0, 1)
 
 
+@pytest.mark.timeout(320)
 @needs_lab
 def test_a_snapshot_is_written_and_resumed_in_many_times_the_time_out(tmp_path, processes):
-    """Two hosts at 4 Mbit/s, each with a worker and a server; values and momentum, 0.6 MB of each."""
-    settings = {"P3_WAIT_TIMEOUT_S": str(TIMEOUT_S), "P3_SNAPSHOT_RATE": "0.25", "P3_SNAPSHOT_DIR": "snapshots",
+    """Two hosts at 1 Mbit/s, each with a worker and a server; values and momentum, 0.6 MB of each."""
+    settings = {"P3_WAIT_TIMEOUT_S": str(TIMEOUT_S), "P3_SNAPSHOT_RATE": "0.1", "P3_SNAPSHOT_DIR": "snapshots",
                 "P3_SNAPSHOT_EVERY": "2", "P3_SSH": "%s -m p3.measure.lab.ssh" % sys.executable}  # fmt: skip
 
     def run(pair, steps):
@@ -55,7 +57,7 @@ def test_a_snapshot_is_written_and_resumed_in_many_times_the_time_out(tmp_path, 
         command += [sys.executable, str(jobs.SCRIPTS / "slow_link.py"), "150000", str(steps)]
         env = clean_environment(OMP_NUM_THREADS="1", PYTHONPATH=PYTHONPATH, **settings)
         processes.append(Process(pair[0].command(*command), env, tmp_path))
-        finished = processes[-1].wait(100)
+        finished = processes[-1].wait(150)
         assert finished.code == 0, finished
         found = re.findall(
             r"from (\d): (\w+) \{'taken': (\d), 'failed': 0\} ([\d.]+) s to begin, ([\d.]+) s to", finished.out
@@ -64,7 +66,7 @@ def test_a_snapshot_is_written_and_resumed_in_many_times_the_time_out(tmp_path, 
         begun, digest, taken, *_ = found[0]
         return int(begun), digest, int(taken), max(float(one[3]) for one in found), max(float(one[4]) for one in found)
 
-    with lab.lab(2, rate_mbit=4) as pair:
+    with lab.lab(2, rate_mbit=1) as pair:
         begun, _, taken, _, written_s = run(pair, 2)
         assert (begun, taken) == (0, 1) and written_s > 2 * TIMEOUT_S
         begun, digest, _, resumed_s, _ = run(pair, 3)

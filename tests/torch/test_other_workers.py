@@ -67,7 +67,7 @@ def test_what_compression_has_left_out_is_owed_to_the_mean_of_fewer_workers(tmp_
 
 def agent(folder, port, is_host, **variables):
     """torchrun on one host of a job that may have one or two."""
-    conf = "is_host=%d,join_timeout=60,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3" % is_host
+    conf = "is_host=%d,join_timeout=60,last_call_timeout=10,keep_alive_interval=1,keep_alive_max_attempt=8" % is_host
     options = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", "--local-addr", "127.0.0.1"]
     options += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:%d" % port, "--rdzv-conf", conf]
     command = [sys.executable, "-m", "torch.distributed.run", *options, *jobs.script("torch_regrouped.py", 6, 2, 4)]
