@@ -1,5 +1,6 @@
 """Snapshots of running jobs, and jobs that resume from them: to the bit, whatever was killed, with other servers."""
 
+import contextlib
 import os
 import random
 import re
@@ -479,35 +480,45 @@ def test_every_kind_of_training_resumes_to_the_bit(tmp_path):
 
 
 def kill_when(process, directory, round, role, rank, deadline_s=60):
-    """SIGKILLs a process of the job when the snapshot of that round has been begun; or once it is there, after that."""
+    """SIGKILLs a process of the job when the snapshot of that round has been begun; or once it is there, after that. A
+    job that has ended meanwhile is left alone."""
     deadline = time.monotonic() + deadline_s
     rounds = lambda: [int(re.sub(r"\D", "", name)) for name in os.listdir(directory) if "round-" in name]  # noqa: E731
-    while max(rounds(), default=-1) < round or len(children_with(process.popen.pid, DMLC_ROLE=role)) <= rank:
-        assert time.monotonic() < deadline and process.popen.poll() is None, process.wait(1)
+    found = []
+    while max(rounds(), default=-1) < round or len(found) <= rank:
+        if process.popen.poll() is not None:
+            return
+        assert time.monotonic() < deadline, process.wait(1)
         time.sleep(0.005)
-    os.kill(sorted(children_with(process.popen.pid, DMLC_ROLE=role))[rank], signal.SIGKILL)
+        found = sorted(children_with(process.popen.pid, DMLC_ROLE=role))
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(found[rank], signal.SIGKILL)
 
 
+@pytest.mark.timeout(400)
 def test_the_example_survives_the_death_of_a_worker_and_of_a_server(processes, tmp_path):
     for module in ("mxnet", "sklearn", "tqdm"):
         pytest.importorskip(module)
     seed = random.randrange(1 << 30)
     print("seed", seed)
     choice = random.Random(seed)
-    steps, every, directory = 60, 5, tmp_path / "snapshots"
-    directory.mkdir()
+    steps, every = 60, 5
     example = ROOT / "examples" / "resume.py"
     undisturbed = start(processes, tmp_path, 2, 2, example, "--steps", steps).wait()
-    options = ("--restarts", "2", *snapshots_in(directory, every))
-    process = start(processes, tmp_path, 2, 2, example, "--steps", steps, options=options)
-    first, second = sorted(choice.sample(range(2, steps // every - 1), 2))
-    kill_when(process, str(directory), first * every, "worker", choice.randrange(2))
-    while children_with(process.popen.pid, DMLC_ROLE="scheduler"):  # until all of that start have ended
-        assert process.popen.poll() is None, process.wait(1)
-        time.sleep(0.005)
-    kill_when(process, str(directory), second * every, "server", choice.randrange(2))
-    finished = process.wait(100)
-    assert (undisturbed.code, finished.code) == (0, 0), finished
+    for attempt in range(5):
+        directory = tmp_path / ("snapshots%d" % attempt)
+        directory.mkdir()
+        options = ("--restarts", "2", *snapshots_in(directory, every))
+        process = start(processes, tmp_path, 2, 2, example, "--steps", steps, options=options)
+        first, second = sorted(choice.sample(range(2, steps // every - 1), 2))
+        kill_when(process, str(directory), first * every, "worker", choice.randrange(2))
+        while process.popen.poll() is None and children_with(process.popen.pid, DMLC_ROLE="scheduler"):
+            time.sleep(0.005)  # until all of that start have ended
+        kill_when(process, str(directory), second * every, "server", choice.randrange(2))
+        finished = process.wait(100)
+        assert (undisturbed.code, finished.code) == (0, 0), finished
+        if finished.err.count("restarting it") == 2:
+            break  # else it had ended before it was struck, as this process was slow
     assert finished.err.count("restarting it") == 2
     pattern = r"worker (\d): %d steps, weights and statistics (\w+)" % steps
     digests = sorted(re.findall(pattern, undisturbed.out))
