@@ -34,7 +34,7 @@ RENDEZVOUS_S, MXNET_RENDEZVOUS_S = 10.0, 60.0  # MXNet's import takes many secon
 LINK_MBIT = 400.0
 MACHINES = (1, 2)  # of the lab, each with a worker and a server, if it is machines that are lost
 # Of processes that were just killed; the kernel takes a moment.
-VANISH_S = 2.0
+VANISH_S = 10.0
 
 GOOD = ("raised", "ended", "done", "came back", "replaced", "departed", "returned", "rejoined", "grew", "inherited",
         "regained", "outlived")  # fmt: skip

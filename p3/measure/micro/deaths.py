@@ -215,8 +215,9 @@ def measure(lab: Sequence[hosts.Host], options) -> Tuple[Dict[int, List[Span]], 
             for number, victim in zip(range(kind.every - 2, count, kind.every), victims):
                 done = _wait(folder, last, number, process, said)
                 time.sleep(rng.uniform(0, kind.share) * done[-1]["seconds"])
-                os.kill(strike.find(victim, mark), _SIGNALS[options.how])
+                pid = strike.find(victim, mark)
                 begins.append(time.monotonic())
+                os.kill(pid, _SIGNALS[options.how])
             _wait(folder, last, count, process, said)
             if process.wait(_PATIENCE_S) != 0 or len(overs) != len(begins):
                 _give_up(said)

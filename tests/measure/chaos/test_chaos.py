@@ -14,7 +14,8 @@ from p3.measure.chaos.matrix import (
 
 pytestmark = pytest.mark.usefixtures("quick_imports")
 
-QUICK = {"P3_TIMEOUT_S": "2"}
+# Longer than a machine pauses, and than it takes to start a job.
+QUICK = {"P3_TIMEOUT_S": "6", "P3_RENDEZVOUS_TIMEOUT_S": "60"}
 
 
 def judged(role, rank, fault, moment, outcome="raised", training=NUMPY, by=""):

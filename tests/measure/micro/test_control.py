@@ -23,7 +23,12 @@ def test_what_a_scheduler_has_died_of_is_told(monkeypatch):
 
 
 def test_nodes_that_never_come_to_it_are_given_up(monkeypatch):
-    monkeypatch.setattr(control, "_WAIT_S", 3.0)
+    def start(*arguments, start=control._start):
+        job = start(*arguments)  # whose nodes have the usual time to join
+        monkeypatch.setattr(control, "_WAIT_S", 1.0)
+        return job
+
+    monkeypatch.setattr(control, "_start", start)
     monkeypatch.setattr(control, "_read", lambda process, phase, read=control._read: read(process, phase + " never"))
     with pytest.raises(SystemExit, match="ended with -9 before 'started never'"):
         control.measure(1, "vgg19", 2)

@@ -10,6 +10,11 @@ from p3 import cli
 from p3.measure.chaos.matrix import Victim
 from p3.measure.micro import deaths
 
+SILENCE_S = 10  # P3_TIMEOUT_S: a death that is heard of is known before
+
+# Workers import PyTorch.
+pytestmark = [pytest.mark.usefixtures("forked_imports"), pytest.mark.timeout(300)]
+
 
 def told(capsys, *options):
     """What it prints of a small job, and how many iterations of each kind there were."""
@@ -35,10 +40,10 @@ def test_one_after_the_other_dies_until_one_is_left(role, capsys):
     out, counts = told(capsys, "--hosts", "3", "--kill", role)
     assert "| losses" not in out and f"resnet50, 3 hosts: 2 {role}s were killed" in out
     found = [(int(rank), float(pause_s), float(missed_s)) for rank, pause_s, missed_s in re.findall(
-        rf"^{role} (\d): a pause of (-?\d\.\d+) s, missed for (\d\.\d+) s$", out, re.MULTILINE)]  # fmt: skip
-    assert len({rank for rank, _, _ in found}) == 2 and all(0.2 < missed_s < 5 for _, _, missed_s in found), out
+        rf"^{role} (\d): a pause of (-?\d+\.\d+) s, missed for (\d+\.\d+) s$", out, re.MULTILINE)]  # fmt: skip
+    assert len({rank for rank, _, _ in found}) == 2 and all(0.2 < missed_s < SILENCE_S for _, _, missed_s in found), out
     greatest = max(pause_s for _, pause_s, _ in found)
-    assert "greatest %.3f\n" % greatest in out and greatest < 5, out
+    assert "greatest %.3f\n" % greatest in out and greatest < SILENCE_S, out
     assert counts["in which one was missed"] >= 2 + 1 and counts["with all who are left"] >= 5, out
 
 

@@ -10,7 +10,7 @@ from p3.measure.micro import what_if
 
 pytestmark = pytest.mark.torch
 
-SMALL = ["--models", "vgg19", "--size", "0.001", "--compute", "0.1", "--repeats", "1", "--iterations", "2"]
+SMALL = ["--models", "vgg19", "--size", "0.001", "--compute", "0.1", "--repeats", "1", "--iterations", "5"]
 
 
 @needs_lab

@@ -30,11 +30,11 @@ def test_deaths_take_throughput_and_are_drawn(capsys, tmp_path, forked_imports):
 
 
 @needs_lab
-def test_each_kind_dies_in_turn(capsys, tmp_path):
+def test_each_kind_dies_in_turn(capsys, tmp_path, forked_imports):
     picture = tmp_path / "outages.svg"
     roles = ["worker", "server", "scheduler"]
     more = ["--kill", ",".join(roles), "--kills", "3", "--every", "4", "--ways", "continue", "--plot", str(picture)]
-    assert cli.main(["bench", "outages", *SMALL, "--steps", "50", "--calm", "10", *more]) == 0
+    assert cli.main(["bench", "outages", *SMALL, "--steps", "70", "--calm", "10", *more]) == 0
     out = capsys.readouterr().out
     told = rows(out)
     assert [deaths for deaths, _ in told.values()] == [0, 3], out
