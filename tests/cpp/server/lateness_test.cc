@@ -9,8 +9,6 @@
 namespace p3 {
 namespace {
 
-constexpr double kTimeoutS = 5;  // so long is silence allowed; the server looks once in a tenth of it
-
 std::vector<Late> someone_late(Job& job, size_t workers) {
   std::vector<Late> late;
   EXPECT_TRUE(eventually([&] { return (late = job.server.late()).size() == workers; }));
@@ -18,7 +16,7 @@ std::vector<Late> someone_late(Job& job, size_t workers) {
 }
 
 TEST(Lateness, AWorkerWhosePushIsMissingIsNamedUntilItComes) {
-  Job job(3, options(SumOrder::kRank, 0, kTimeoutS));
+  Job job(3, looking_often());
   job.define(1, 2);
   job.initialise(1, {0, 0});
   job.push(0, 1, 1, {1, 1});
@@ -37,7 +35,7 @@ TEST(Lateness, AWorkerWhosePushIsMissingIsNamedUntilItComes) {
 }
 
 TEST(Lateness, WorkersThatWaitForEachOthersKeysAreBothNamed) {
-  Job job(2, options(SumOrder::kRank, 0, kTimeoutS));
+  Job job(2, looking_often());
   for (uint32_t key : {1, 2}) {
     job.define(key, 2);
     job.initialise(key, {0, 0});

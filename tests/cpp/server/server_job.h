@@ -18,13 +18,17 @@ namespace p3 {
 
 constexpr uint32_t kSlice = 50000;
 
-inline ServerOptions options(SumOrder order = SumOrder::kRank, int threads = 0, double timeout_s = 10) {
+inline ServerOptions options(SumOrder order = SumOrder::kRank, int threads = 0) {
   ServerOptions made;
-  made.node.label = "server 0 (test)";
-  made.node.timeout_s = timeout_s;
-  made.node.heartbeat_s = timeout_s / 10;
+  made.node = timeless("server 0 (test)");
   made.sum_order = order;
   made.threads = threads;
+  return made;
+}
+
+// Looks several times a second at what changes with time alone.
+inline ServerOptions looking_often(ServerOptions made = options()) {
+  made.node.heartbeat_s = 0.1;
   return made;
 }
 

@@ -284,7 +284,7 @@ TEST_P(HandedOver, LeavesWhatAnotherOneHasLost) {
 
 TEST_P(HandedOver, GivesItsMemoryBackOnceNobodyBorrowsIt) {
   constexpr size_t kElements = 1 << 20;  // more than a connection holds whose other end is not read
-  HeirsJob job(1, with());
+  HeirsJob job(1, looking_often(with()));
   KeyPlan plan;
   plan.wire_key = kKey;
   plan.elements = 2 * kElements;

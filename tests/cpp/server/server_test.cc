@@ -269,9 +269,9 @@ TEST(Server, AConnectionCutAtAnyByteIsALossAndLeaksNothing) {
   std::vector<char> frame(sizeof header + header.payload_bytes);
   std::memcpy(frame.data(), &header, sizeof header);
   std::memcpy(frame.data() + sizeof header, gradient.data(), header.payload_bytes);
-  std::vector<std::unique_ptr<Job>> jobs;  // side by side, for each waits a second until the worker counts as lost
+  std::vector<std::unique_ptr<Job>> jobs;  // side by side, for each waits a moment until the worker counts as lost
   for (size_t length = 0; length < frame.size(); length += 7) {
-    Job& job = *jobs.emplace_back(std::make_unique<Job>(2));
+    Job& job = *jobs.emplace_back(std::make_unique<Job>(2, looking_often()));
     job.define(1, gradient.size());
     job.initialise(1, gradient);
     job.workers[0].send_bytes(frame.data(), length);

@@ -16,8 +16,10 @@ namespace {
 constexpr uint64_t kBound = 256 << 10;
 constexpr uint64_t kTurn = 64 << 10;  // what comes in one turn of the receiver goes beyond the bound
 
-ServerOptions bounded(double timeout_s = 60) {
-  ServerOptions made = options(SumOrder::kRank, 0, timeout_s);
+ServerOptions bounded(double timeout_s = kForeverS) {
+  ServerOptions made = options();
+  made.node.timeout_s = timeout_s;
+  made.node.heartbeat_s = timeout_s / 10;
   made.node.max_held_bytes = kBound;
   return made;
 }
@@ -45,7 +47,7 @@ void expect_bounded(Job& job, int count, const Header& header, const std::vector
 }
 
 struct StateJob : Job {
-  explicit StateJob(int num_workers = 1, double timeout_s = 60) : Job(num_workers, bounded(timeout_s)) {
+  explicit StateJob(int num_workers = 1, double timeout_s = kForeverS) : Job(num_workers, bounded(timeout_s)) {
     server.set_optimizer(0, {"sgd", {{"momentum", 0.5}}});
     define(1, 100);
     initialise(1, std::vector<float>(100, 1));
@@ -101,12 +103,12 @@ TEST(BoundedMemory, OfRowsThatAreFetchedAndNotRead) {
 }
 
 TEST(BoundedMemory, WhoReadsNothingOfWhatWaitsIsAccused) {
-  StateJob job(1, 0.5);
+  StateJob job(1, 2);
   std::thread asks([&] {
     while (!job.server.error()) job.workers[0].send(StateJob::about_state(FrameKind::kFetch, 0));
   });
   const std::string text = job.failure();
-  EXPECT_NE(text.find("worker 0 (there) has read nothing for 0.5 s of the"), std::string::npos) << text;
+  EXPECT_NE(text.find("worker 0 (there) has read nothing for 2 s of the"), std::string::npos) << text;
   job.server.stop();  // ends the connection, and so the thread
   asks.join();
 }
@@ -136,10 +138,8 @@ TEST(BoundedMemory, NobodyWaitsTwiceForAFirstValue) {
 
 // Worker 0 leads; its neighbour reads nothing, and the server answers.
 TEST(BoundedMemory, OfRowsThatALeaderPassesOn) {
-  NodeOptions with;
-  with.label = "worker 0 (here)";
+  NodeOptions with = timeless("worker 0 (here)");
   with.max_held_bytes = kBound;
-  with.timeout_s = 60;
   const auto [ours, its] = unix_pair();
   const auto [near, nears] = unix_pair();
   RawPeer server(ours), neighbour(near);

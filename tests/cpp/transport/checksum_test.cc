@@ -64,10 +64,8 @@ constexpr size_t kElements = 100, kFrame = sizeof(Header) + kElements * sizeof(f
 // A worker and a server of one slice, and what happens on the way: the byte that is altered in each direction.
 struct ChecksumJob {
   ChecksumJob(StreamPair streams, size_t to_server, size_t to_worker, bool checksums = true) {
-    NodeOptions with = node("worker 0 (here)");
+    NodeOptions with = timeless("worker 0 (here)");
     with.checksums = checksums;
-    with.heartbeat_s = 5;  // no heartbeat between the frames that are counted
-    with.timeout_s = 60;
     worker = std::make_unique<Worker>(0, 1, with);
     ServerOptions options;
     options.node = with;
@@ -160,13 +158,13 @@ TEST(Checksums, ANodeWithoutThemRefusesThem) {
 TEST(Checksums, HoldForCompressedGradientsAndThroughALeader) {
   for (const Encoding encoding : {Encoding::kPlain, Encoding::kFloat16, Encoding::kTwoBit, Encoding::kOneBit}) {
     ServerOptions options;
-    options.node = node("server 0 (here)");
+    options.node = timeless("server 0 (here)");
     options.node.checksums = true;
     options.machines = Machines(std::vector<int>{0, 0});
     const auto server = Server::make(0, 1, 2, options);
     std::vector<std::unique_ptr<Worker>> workers;
     for (int rank = 0; rank < 2; ++rank) {
-      NodeOptions with = node(name_of_worker(static_cast<size_t>(rank)));
+      NodeOptions with = timeless(name_of_worker(static_cast<size_t>(rank)));
       with.checksums = true;
       workers.push_back(std::make_unique<Worker>(rank, 1, with));
       StreamPair streams = sockets();

@@ -16,12 +16,25 @@
 #include <utility>
 #include <vector>
 
+#include "p3/node.h"
 #include "p3/socket_stream.h"
 #include "p3/wire.h"
 
 namespace p3 {
 
 constexpr int kDeadlineMs = 20000;
+
+// Longer than any test lasts, however slow or often stopped the machine is.
+constexpr double kForeverS = 10'000;
+
+// Of a node to which time means nothing: no heartbeat comes between frames, and nobody counts as dead.
+inline NodeOptions timeless(const std::string& label) {
+  NodeOptions made;
+  made.label = label;
+  made.timeout_s = kForeverS;
+  made.heartbeat_s = kForeverS / 10;
+  return made;
+}
 
 // Two ends of one connection: {ours, the core's}. Small buffers make the van as slow as the test reads.
 // `address_of_host`: of the end that accepts, in the host's order of bytes.

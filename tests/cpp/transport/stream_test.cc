@@ -91,7 +91,10 @@ class Waiter {
   ~Waiter() { ::close(epoll_); }
   bool wait(int timeout_ms = kDeadlineMs) {
     epoll_event event{};
-    return epoll_wait(epoll_, &event, 1, timeout_ms) == 1;
+    int count;
+    do count = epoll_wait(epoll_, &event, 1, timeout_ms);
+    while (count < 0 && errno == EINTR);  // who stops this process interrupts that
+    return count == 1;
   }
 
  private:

@@ -28,14 +28,6 @@ KeyPlan plan_for(int workers) {
   return plan;
 }
 
-// Some tests here count every byte that travels: no heartbeat may come between, however slow the machine is.
-NodeOptions quiet_node(const std::string& label) {
-  NodeOptions made = node(label);
-  made.heartbeat_s = 2 * kDeadlineMs / 1000;
-  made.timeout_s = 4 * made.heartbeat_s;
-  return made;
-}
-
 // `num_servers` servers; slices of 100 elements. `machines`: of each worker.
 class FactorsJob {
  public:
@@ -50,7 +42,7 @@ class FactorsJob {
     plan.reduction = reduction;
     for (int rank = 0; rank < num_workers; ++rank)
       workers.push_back(
-          std::make_unique<Worker>(rank, num_servers, quiet_node(name_of_worker(static_cast<size_t>(rank)))));
+          std::make_unique<Worker>(rank, num_servers, timeless(name_of_worker(static_cast<size_t>(rank)))));
     for (int rank = 0; rank < num_workers; ++rank) {
       const int leader = places.leader_of(rank);
       if (!aggregated || leader == rank) continue;
@@ -61,7 +53,7 @@ class FactorsJob {
     for (int server = 0; server < num_servers; ++server) {
       const std::string label = "server " + std::to_string(server) + " (here)";
       ServerOptions options;
-      options.node = quiet_node(label);
+      options.node = timeless(label);
       options.machines = places;
       options.local_aggregation = aggregated;
       servers.push_back(Server::make(server, num_servers, num_workers, options));
@@ -282,7 +274,7 @@ const auto kPartBytes = static_cast<uint32_t>(kShape.part_elements() * sizeof(fl
 
 // The leader of workers 0 and 1; worker 1, and the server of these and of worker 2, are played by the test.
 struct LeaderOfParts {
-  LeaderOfParts() : worker(0, 1, node("worker 0 (here)")) {
+  LeaderOfParts() : worker(0, 1, timeless("worker 0 (here)")) {
     start_as_leader(worker, server, neighbour);
     KeyPlan plan = plan_for(3);
     plan.slice_elements = static_cast<uint32_t>(plan.elements);  // slice i is worker i's

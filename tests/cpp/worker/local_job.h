@@ -19,12 +19,6 @@
 
 namespace p3 {
 
-inline NodeOptions node(const std::string& label) {
-  NodeOptions made;
-  made.label = label;
-  return made;
-}
-
 inline std::string name_of_worker(size_t rank) { return "worker " + std::to_string(rank) + " (here)"; }
 
 // Starts worker 0, which leads its machine, between a server and a worker 1 that the test plays.
@@ -67,7 +61,7 @@ class Pending {
 // Worker 0, which leads its machine, of a key of four elements; its neighbour, worker 1, and the server are played by the
 // test.
 struct Leader {
-  explicit Leader(const Compression& codec = {}) : worker(0, 1, node("worker 0 (here)")) {
+  explicit Leader(const Compression& codec = {}) : worker(0, 1, timeless("worker 0 (here)")) {
     start_as_leader(worker, server, neighbour);
     KeyPlan plan;
     plan.wire_key = 3;
@@ -101,7 +95,7 @@ struct Leader {
 struct Job {
   explicit Job(const std::vector<int>& machines, bool aggregated, SumOrder order = SumOrder::kRank) {
     ServerOptions options;
-    options.node = node("server 0 (here)");
+    options.node = timeless("server 0 (here)");
     options.machines = Machines(machines);
     options.local_aggregation = aggregated;
     options.sum_order = order;
@@ -109,7 +103,7 @@ struct Job {
     server = Server::make(0, 1, static_cast<int>(machines.size()), options);
     for (size_t rank = 0; rank < machines.size(); ++rank) {
       const auto [ours, its] = unix_pair();
-      workers.push_back(std::make_unique<Worker>(static_cast<int>(rank), 1, node(name_of_worker(rank))));
+      workers.push_back(std::make_unique<Worker>(static_cast<int>(rank), 1, timeless(name_of_worker(rank))));
       workers.back()->add_server(0, stream_of(ours), "server 0 (here)");
       server->add_worker(static_cast<int>(rank), stream_of(its), name_of_worker(rank));
       const auto leader = static_cast<size_t>(places.leader_of(static_cast<int>(rank)));
@@ -160,8 +154,7 @@ struct Job {
 struct ServerOfTwoMachines {
   ServerOfTwoMachines() {
     ServerOptions options;
-    options.node = node("server 0 (here)");
-    options.node.heartbeat_s = 5;  // nothing comes by itself meanwhile
+    options.node = timeless("server 0 (here)");
     options.machines = Machines(std::vector<int>{0, 1, 1});
     server = Server::make(0, 1, 3, options);
     for (int rank = 0; rank < 3; ++rank) {

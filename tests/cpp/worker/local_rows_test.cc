@@ -290,7 +290,7 @@ Header header_of(FrameKind kind, const std::vector<char>& payload, uint32_t part
 
 // Worker 0 leads; its neighbour and the server are played by the test. Partition 0 has rows 0 to 12.
 struct RowsLeader {
-  RowsLeader() : worker(0, 1, node("worker 0 (here)")) {
+  RowsLeader() : worker(0, 1, timeless("worker 0 (here)")) {
     start_as_leader(worker, server, neighbour);
     key = worker.declare_rows("emb", kRows, kRow, DType::kFloat32);
     worker.agree(key, plan_of());

@@ -121,7 +121,7 @@ TEST(WorkerHeirs, GetALargeValueWhenTheyAskForIt) {
 
 TEST(WorkerHeirs, GetALargeValueOfAWorkerThatLeaves) {
   LargeKey job;
-  std::thread closing([&] { job.worker.close(5); });
+  std::thread closing([&] { job.worker.close(kDeadlineMs / 1000); });
   job.must_claim(7, 0, job.value);
   EXPECT_EQ(job.heir.must_receive().kind, FrameKind::kBye);
   job.heir.close();
@@ -160,7 +160,7 @@ TEST(WorkerHeirs, GetALargeValueOfAWorkerThatIsAboutToLeave) {
   worker.inherit(0, 1, {0});
   must_claim(7, 0, {});
   must_claim(kNoKey, 0, {});
-  std::thread closing([&] { worker.close(5); });
+  std::thread closing([&] { worker.close(kDeadlineMs / 1000); });
   EXPECT_TRUE(heir.readable(kDeadlineMs));  // the value of the first one, behind which the goodbye waits
   worker.inherit(2, 1, {2});
   must_claim(7, 0, value);
@@ -176,7 +176,7 @@ TEST(WorkerHeirs, GetNothingThatTheyHaveAnsweredSince) {
   LargeKey job;
   job.push();
   job.ask();
-  std::thread closing([&] { job.worker.close(5); });
+  std::thread closing([&] { job.worker.close(kDeadlineMs / 1000); });
   EXPECT_EQ(job.heir.must_receive().kind, FrameKind::kBye);
   job.heir.close();
   closing.join();

@@ -62,9 +62,8 @@ inline KeyPlan plan_of(uint32_t wire_key, uint64_t elements, uint64_t first_slic
   return plan;
 }
 
-inline NodeOptions options(double timeout_s = 10) {
-  NodeOptions made;
-  made.label = "worker 0 (test)";
+inline NodeOptions options(double timeout_s = kForeverS) {
+  NodeOptions made = timeless("worker 0 (test)");
   made.timeout_s = timeout_s;
   made.heartbeat_s = timeout_s / 10;
   return made;
@@ -72,7 +71,7 @@ inline NodeOptions options(double timeout_s = 10) {
 
 // One worker, one server played by the test.
 struct OneServer {
-  explicit OneServer(std::pair<int, int> ends, double timeout_s = 10)
+  explicit OneServer(std::pair<int, int> ends, double timeout_s = kForeverS)
       : server(ends.first), worker(0, 1, options(timeout_s)) {
     worker.add_server(0, stream_of(ends.second), "server 0 (there)");
     worker.start();

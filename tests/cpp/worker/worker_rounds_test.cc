@@ -96,9 +96,8 @@ TEST(WorkerStaleness, TellsWhatIsInAllOfTheLastRoundThatHasLanded) {
   }
 }
 
-// With heartbeats so far apart that nothing else wakes the sender in time.
 TEST(WorkerMore, LeavesAtFlush) {
-  OneServer job(unix_pair(), 600);
+  OneServer job(unix_pair());
   std::vector<float>& gradient = job.array(10, 1);
   std::vector<float>& landing = job.array(10);
   const int key = job.key(3, 10);
@@ -111,7 +110,7 @@ TEST(WorkerMore, LeavesAtFlush) {
 }
 
 TEST(WorkerMore, LeavesWithTheNextPush) {
-  OneServer job(unix_pair(), 600);
+  OneServer job(unix_pair());
   std::vector<float>& gradient = job.array(10, 1);
   std::vector<float>& landing = job.array(10);
   const int keys[] = {job.key(3, 10), job.key(4, 10)};
