@@ -74,9 +74,17 @@ class FactorsJob {
       worker->init(key, nullptr, weights[0].data(), 0, pending.done());
     }
     EXPECT_EQ(pending.wait_for(workers.size()), "");
+    for (size_t rank = 0; rank < workers.size(); ++rank) must_have_counted_all(rank);
   }
   ~FactorsJob() {
     for (auto& worker : workers) worker->close(1);
+  }
+
+  // A frame that has been answered is counted by its sender a moment later. Returns what that comes to.
+  Traffic must_have_counted_all(size_t rank) {
+    const auto counted = [&] { return workers[rank]->counters().traffic; };
+    EXPECT_TRUE(eventually([&] { return counted().slices_sent >= counted().slices_received; }));
+    return counted();
   }
 
   static std::vector<float> first_weight() {
@@ -231,12 +239,11 @@ TEST(Factors, ACardCarriesEachPartOnceToEachOtherWorker) {
   const OptimizerSpec sgd{"sgd", {}};
   constexpr int kWorkers = 4;
   FactorsJob job(kWorkers, 2, Reduction::kSum, &sgd);
-  const auto bytes_of = [&](size_t rank) { return job.workers[rank]->counters().traffic; };
-  const Traffic before = bytes_of(2);
+  const Traffic before = job.must_have_counted_all(2);
   std::vector<std::vector<float>> factors;
   for (unsigned rank = 0; rank < kWorkers; ++rank) factors.push_back(whole_numbers(rank));
   ASSERT_EQ(job.round(factors, with_rate(1)), "");
-  const Traffic after = bytes_of(2);
+  const Traffic after = job.must_have_counted_all(2);
   const uint64_t part = kShape.part_elements() * sizeof(float), headers = 4 * kWorkers * sizeof(Header);
   EXPECT_EQ(after.slices_sent - before.slices_sent, 4 * kWorkers);
   EXPECT_NEAR(static_cast<double>(after.bytes_sent - before.bytes_sent), static_cast<double>(part + headers), 200);
