@@ -726,7 +726,8 @@ int send_what_found_no_room() {
   const iovec part{bytes, sizeof bytes};
   size_t written = 0, came = 0;
   pollfd readable{other, POLLIN, 0};
-  for (int attempt = 0; attempt < 50; ++attempt) {
+  int attempt = 0;
+  for (; attempt < 50; ++attempt) {
     for (int packet = 0; packet < 400; ++packet)
       sendto(blast, bytes, 1400, MSG_DONTWAIT, reinterpret_cast<sockaddr*>(&nobody), sizeof nobody);
     written += stream->write(&part, 1).bytes;
@@ -738,10 +739,10 @@ int send_what_found_no_room() {
     }
     while (stream->try_again()) poll(nullptr, 0, 1);  // until all is acknowledged
   }
-  if (info_of().tcpi_notsent_bytes == 0) return 3;
+  if (attempt == 50) return 3;
   poll(&readable, 1, 60);                            // the queue is empty after 40 ms, and Linux tries again after 200
   if (info_of().tcpi_notsent_bytes == 0) return 77;  // a machine so slow that it has done so
-  if (!stream->try_again()) return 4;
+  if (!stream->try_again()) return info_of().tcpi_notsent_bytes == 0 ? 77 : 4;  // or just now
   if (info_of().tcpi_notsent_bytes != 0) return 5;
   while (came < written && poll(&readable, 1, kDeadlineMs) > 0) {
     const ssize_t n = ::read(other, bytes, sizeof bytes);
