@@ -29,7 +29,8 @@ class Alarms {
     }
     if (!when) return false;
     of_shard_[&shard] = *when;
-    return in_order_.insert({*when, &shard}).first == in_order_.begin();
+    in_order_.insert({*when, &shard});
+    return in_order_.begin()->second == &shard;
   }
 
   std::optional<Time> first() const {
