@@ -91,7 +91,8 @@ def read(folder: str) -> List[Process]:
     for one, next_one in zip(processes, processes[1:]):
         if (one.role, one.rank) == (next_one.role, next_one.rank):
             raise ConfigError(
-                "%s holds two traces of %s %d (%s and %s): several jobs wrote there. Move the files of one elsewhere."
+                "%s holds two traces of %s %d (%s and %s): several jobs wrote there, or another process took its "
+                "place. Move the files of one elsewhere."
                 % (folder, one.role, one.rank, one.path.name, next_one.path.name)
             )
     return processes

@@ -24,7 +24,7 @@ FAULTS = {
     "inherit": "a server is struck under `p3 run --on-server-loss continue`, where workers apply what it would: "
     "another one takes over; one that is stopped or cut off is back about when it is given up",
     "inherit-sums": "the same where servers only sum",
-    "regain": "a server is struck under `p3 run --on-server-loss continue --rejoin`, workers apply what it would: "
+    "regain": "a server is struck under `p3 run --on-server-loss continue --rejoin`, where workers update: "
     "another process comes back in its place, and as that begins or soon after, the other server is killed",
     "regain-sums": "the same where servers only sum",
     "rejoin-heir": "the same as rejoin, with `--on-server-loss continue`, and within 3 s a server is killed, too",
