@@ -28,25 +28,24 @@ class ReturningJob(Job):
         self.leave_to_heir()
         self.tell_of_heir()
 
-    def leave_to_heir(self):
+    def leave_to_heir(self, rank=0):
         """Of which the workers have not heard."""
-        lost = self.servers[0]
+        lost = self.servers[rank]
         lost.fail("killed by the test")
         for worker in self.workers:
-            wait_until(lambda worker=worker: worker.lost_servers() == [0], "a server that is lost")
-        self.servers[1].inherit(0)
+            wait_until(lambda worker=worker: worker.lost_servers() == [rank], "a server that is lost")
+        self.servers[1 - rank].inherit(rank)
         self.former.append(lost)
 
-    def tell_of_heir(self):
+    def tell_of_heir(self, rank=0):
         for worker in self.workers:
-            worker.inherit(0, 1, [0])
+            worker.inherit(rank, 1 - rank, [rank])
             assert worker.lost_servers() == []
 
     def come_back(self, seniority=None):
         """At a point where nothing is under way."""
-        back = self.open(seniority)
-        self.take_back(back)
-        self.servers[0] = back
+        self.servers[0] = self.open(seniority)
+        self.take_back()
 
     def open(self, seniority=None):
         """The server that has come back, to which no worker is connected yet; its heir has handed over."""
@@ -63,12 +62,20 @@ class ReturningJob(Job):
         self.servers[1].hand_over(0)
         return back
 
-    def take_back(self, back):
+    def take_back(self):
+        back = self.servers[0]
         for rank, worker in enumerate(self.workers):
             ours, its = socket.socketpair()
             worker.take_back(0, ours.detach())
             back.replace_worker(rank, its.detach())
         wait_until(lambda: not back.awaits_claims(), "all claims to who has come back")
+
+    def keys_of(self, *lengths):
+        """Initialised, each with its length."""
+        keys = [(self.key(length), length) for length in lengths]
+        for key, length in keys:
+            self.init(key, np.ones(length, "float32"))
+        return keys
 
     def train(self, keys, random):
         """A round of each; the sums have the same bits as without any loss."""
@@ -86,9 +93,7 @@ class ReturningJob(Job):
 def test_it_goes_on_where_its_heir_was():
     random = np.random.default_rng(1)
     with ReturningJob() as job:
-        keys = [(job.key(length), length) for length in (LENGTH, SOME)]
-        for key, length in keys:
-            job.init(key, np.ones(length, "float32"))
+        keys = job.keys_of(LENGTH, SOME)
         for _ in range(3):
             job.train(keys, random)
             job.lose()
@@ -98,9 +103,7 @@ def test_it_goes_on_where_its_heir_was():
             pushed = job.servers[0].counters()["slices_received"]
             job.train(keys, random)
             assert job.servers[0].counters()["slices_received"] > pushed
-        later = job.key(LENGTH)
-        job.init(later, np.ones(LENGTH, "float32"))
-        job.train([(later, LENGTH)], random)
+        job.train(job.keys_of(LENGTH), random)
         assert [node.error for node in job.workers + job.servers] == [None] * 4
 
 
@@ -120,16 +123,15 @@ def test_no_round_between():
 def test_it_is_lost_again_before_the_workers_use_it():
     random = np.random.default_rng(3)
     with ReturningJob() as job:
-        key = job.key(LENGTH)
-        job.init(key, np.ones(LENGTH, "float32"))
+        keys = job.keys_of(LENGTH)
         job.lose()
         job.open().stop()
         job.servers[1].inherit(0)
         for worker in job.workers:
             worker.inherit(0, 1, [0])
-        job.train([(key, LENGTH)], random)
+        job.train(keys, random)
         job.come_back()
-        job.train([(key, LENGTH)], random)
+        job.train(keys, random)
 
 
 def test_its_heir_inherits_anew_behind_what_it_hands_over():
@@ -147,36 +149,26 @@ def test_its_heir_inherits_anew_behind_what_it_hands_over():
         assert [answer["kind"] for answer in answers] == ["handed_over", "inherited"]
 
     with ReturningJob() as job:
-        key = job.key(LENGTH)
-        job.init(key, np.ones(LENGTH, "float32"))
+        keys = job.keys_of(LENGTH)
         job.leave_to_heir()
         asyncio.run(asyncio.wait_for(hand_over_and_inherit(job.servers[1]), DEADLINE_S))
         job.tell_of_heir()
-        job.train([(key, LENGTH)], random)
+        job.train(keys, random)
         job.come_back()
-        job.train([(key, LENGTH)], random)
+        job.train(keys, random)
 
 
 def test_it_inherits_itself_before_the_workers_use_it():
     random = np.random.default_rng(5)
     with ReturningJob() as job:
-        keys = [(job.key(length), length) for length in (LENGTH, SOME)]
-        for key, length in keys:
-            job.init(key, np.ones(length, "float32"))
+        keys = job.keys_of(LENGTH, SOME)
         job.train(keys, random)
         job.lose()
         job.train(keys, random)
-        back = job.open()
-        heir = job.servers.pop()
-        heir.fail("killed by the test")
-        job.former.append(heir)
-        for worker in job.workers:
-            wait_until(lambda worker=worker: worker.lost_servers() == [1], "a server that is lost")
-        back.inherit(1)
-        for worker in job.workers:
-            worker.inherit(1, 0, [1])
-        job.take_back(back)
-        job.servers[0] = back
+        job.servers[0] = job.open()
+        job.leave_to_heir(1)
+        job.tell_of_heir(1)
+        job.take_back()
         job.train(keys, random)
 
 

@@ -6,10 +6,9 @@ import socket
 import threading
 import time
 
-import numpy as np
-
-from p3.measure.chaos import strike
+from p3.measure.chaos import returns, strike
 from p3.measure.chaos.matrix import Victim
+from p3.measure.chaos.returns import key_of_marks  # noqa: F401, of those who use this
 
 MARKS = int(os.environ.get("P3S_MARKS", "0"))  # so many steps from one to the next
 struck = 0  # servers, by worker 0
@@ -55,20 +54,10 @@ def begin(session):
     threading.Thread(target=watch, daemon=True).start()
 
 
-def key_of_marks(session):
-    """For worker 0's word; on every worker, before begin()."""
-    key = session.declare("marks", (1,), "int64", session.new_store())
-    session.init(key, np.zeros(1, np.int64) if session.is_first else None, np.zeros(1, np.int64)).wait(60)
-    return key
-
-
 def until_all_are_back(session, key, step, mark=None):
-    """Between two rounds: marks, one after the other, until each server that was struck has come back. `key`:
-    key_of_marks(). `mark(step)`: the front end's."""
-    go_on = np.ones(1, np.int64)
-    while go_on[0]:
-        (mark or session.agree_on_members)(step)
-        session.pushpull(key, np.full(1, lacks_one(session), np.int64), go_on).wait(60)
+    """Each server that was struck. `key`: key_of_marks(), declared before begin(). `mark(step)`: the front end's."""
+    mark = mark or session.agree_on_members
+    returns.until_all_are_back(session, key, lambda: mark(step), lambda: lacks_one(session), 300)
 
 
 def pace(session):

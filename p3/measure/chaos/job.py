@@ -26,6 +26,7 @@ from typing import Callable, List, Optional, Sequence
 
 import numpy as np
 
+from p3.measure.chaos import returns
 from p3.measure.chaos.matrix import CUT, NUMPY, SERVERS, WORKERS, Cell, Victim
 from p3.measure.chaos.strike import MARK, find, strike
 from p3.measure.lab import network
@@ -166,7 +167,7 @@ def train(
     values = landings if own is None else own.values
     journal("begun", round=begun, **judged(cell, history, values))
     members = range(session.num_workers)
-    marks = key_of_marks(session) if cell.regains else None
+    marks = returns.key_of_marks(session) if cell.regains else None
     for number in range(begun + 1, rounds + 1):
         if number == rounds:
             await_second_blow(cell, folder)
@@ -255,23 +256,12 @@ def await_second_blow(cell: Cell, folder: Path) -> None:
         time.sleep(0.001)
 
 
-def key_of_marks(session: Session) -> Key:
-    """By which all workers agree whether there is to be another mark."""
-    key = session.declare("marks", (1,), "int64", session.new_store())
-    session.init(key, np.zeros(1, np.int64) if session.is_first else None, np.zeros(1, np.int64)).wait(WAIT_S)
-    return key
-
-
 def until_servers_are_back(session: Session, key: Key, number: int, folder: Path) -> None:
-    """Marks, one after the other, until each server that was struck has come back. TimeoutError if one has not."""
-    lacking, deadline = np.ones(1, np.int64), time.monotonic() + WAIT_S
-    while lacking[0]:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"a server was not back within {WAIT_S:g} s")
-        session.agree_on_members(number)
+    def lacks_one() -> bool:
         blows = sum((folder / name).exists() for name in ("struck", "struck again"))
-        lacks_one = session.servers.changes < 2 * blows
-        session.pushpull(key, np.full(1, lacks_one, np.int64), lacking).wait(WAIT_S)
+        return session.servers.changes < 2 * blows
+
+    returns.until_all_are_back(session, key, lambda: session.agree_on_members(number), lacks_one, WAIT_S)
 
 
 def bring_another(cell: Cell, options: argparse.Namespace, arguments: Sequence[str]) -> None:

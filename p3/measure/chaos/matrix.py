@@ -67,11 +67,12 @@ REJOINS = ("rejoin", "rejoin-heir")
 GROWS = ("grow", "grow-heir")
 DEPARTS = ("depart", "return", *REJOINS, *GROWS)
 REGAINS = ("regain", "regain-sums")
-INHERITS = ("inherit", "inherit-sums", *REGAINS)
+INHERITS = ("inherit", "inherit-sums")
+LOSES_SERVER = (*INHERITS, *REGAINS)
 STRUCK_BY = {
     **dict.fromkeys(("depart", *INHERITS), BLOWS), "return": (STOP, CUT), **dict.fromkeys(REGAINS, (KILL, STOP)),
 }  # fmt: skip
-GOES_ON = (*COMES_BACK, "replace", *DEPARTS, *INHERITS)  # and so ends as it would have
+GOES_ON = (*COMES_BACK, "replace", *DEPARTS, *LOSES_SERVER)  # and so ends as it would have
 
 
 class Course(NamedTuple):
@@ -130,11 +131,11 @@ class Cell(NamedTuple):
     @property
     def goes_on_without(self) -> bool:
         """The others, while the victim is lost."""
-        return self.departs or self.fault in INHERITS
+        return self.departs or self.fault in LOSES_SERVER
 
     @property
     def outlives_servers(self) -> bool:
-        return self.loses_server_too or self.fault in ("return", *INHERITS)
+        return self.loses_server_too or self.fault in ("return", *LOSES_SERVER)
 
     # A second blow, some time behind the first, which falls before the job's last round.
 
@@ -150,7 +151,7 @@ class Cell(NamedTuple):
     @property
     def returns(self) -> bool:
         """The victim, about when it is given up."""
-        return self.fault in ("return", *INHERITS) and self.blow != KILL and not self.regains
+        return self.fault in ("return", *INHERITS) and self.blow != KILL
 
     @property
     def has_second_blow(self) -> bool:
@@ -264,7 +265,7 @@ def _is_possible(cell: Cell) -> bool:
     if cell.loses_machine:  # with another number of workers, only NumPy's job knows the weights; one machine is as good
         is_later = cell.moment in ("mid-push", "mid-broadcast", "snapshot")
         return cell.training == NUMPY and cell.victim == Victim("worker", 1) and is_later
-    if cell.fault in INHERITS:  # a job that has not begun ends
+    if cell.fault in LOSES_SERVER:  # a job that has not begun ends
         is_possible = cell.moment != "rendezvous" and not (cell.regains and cell.moment == "exit")
         return cell.training == NUMPY and cell.victim.role == "server" and is_possible
     if cell.joins:  # what the job may have trained is known where it was struck in the midst of a round

@@ -6,8 +6,8 @@ import statistics
 from typing import Dict, List, Optional
 
 from p3.measure.chaos.matrix import (
-    BLOWS, COMES_BACK, DEPARTS, FAULTS, GOES_ON, GROWS, INHERITS, MOMENTS, NUMPY, REGAINS, REJOINS, ROLES, TRAININGS,
-    is_outlived,
+    BLOWS, COMES_BACK, DEPARTS, FAULTS, GOES_ON, GROWS, INHERITS, LOSES_SERVER, MOMENTS, NUMPY, REGAINS, REJOINS,
+    ROLES, TRAININGS, is_outlived,
 )  # fmt: skip
 
 _UNTIL_ON = "until each survivor had ended the round under way, or the job"
@@ -53,7 +53,7 @@ def _summary(records: List[dict]) -> str:
         f"| a further process joined while others were lost, and the weights were right | {count('grew')} of"
         f" {sum(r['fault'] in GROWS for r in struck)} |",
         f"| another server took over from a lost one, and the weights were right | {count('inherited')} of"
-        f" {sum(r['fault'] in INHERITS and r['fault'] not in REGAINS for r in struck)} |",
+        f" {sum(r['fault'] in INHERITS for r in struck)} |",
         f"| both servers were lost and came back, and the weights were right | {count('regained')} of"
         f" {sum(r['fault'] in REGAINS for r in struck)} |",
         f"| errors of survivors that named whom the fault hit | {sum(r['names_victim'] for r in struck)} of"
@@ -72,8 +72,8 @@ def _table(fault: str, records: List[dict]) -> Optional[str]:
     chosen = [record for record in records if record["fault"] == fault]
     if not chosen:
         return None
-    by, columns = ("blow", BLOWS) if fault in (*DEPARTS, *INHERITS) else ("role", ROLES)
-    until = _UNTIL_ON if fault in (*DEPARTS, *INHERITS) else "to the last error"
+    by, columns = ("blow", BLOWS) if fault in (*DEPARTS, *LOSES_SERVER) else ("role", ROLES)
+    until = _UNTIL_ON if fault in (*DEPARTS, *LOSES_SERVER) else "to the last error"
     lines = [
         f"**{fault}** ({FAULTS[fault]}): seconds from the fault {until}, and to the end of `p3 run`; median (most)",
         "",
@@ -108,7 +108,7 @@ def _cell(records: List[dict]) -> str:
     if not records:
         return ""
     parts = []
-    for name in ("on_s" if records[0]["fault"] in (*DEPARTS, *INHERITS) else "error_s", "end_s"):
+    for name in ("on_s" if records[0]["fault"] in (*DEPARTS, *LOSES_SERVER) else "error_s", "end_s"):
         seconds = [record[name] for record in records if record[name] is not None]
         parts.append("%.1f (%.1f)" % (statistics.median(seconds), max(seconds)) if seconds else "none")
     bad: Dict[str, int] = {what: sum(r["outcome"] == what for r in records) for what in BAD}

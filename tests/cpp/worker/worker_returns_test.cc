@@ -131,6 +131,12 @@ struct ThreeServers {
     peer(server).close();
     EXPECT_TRUE(eventually([&] { return worker.lost_servers() == std::vector<int>{server}; }));
   }
+  // `ranks`: those whose slices it had.
+  void lose_to(int heir, int server, const std::vector<int>& ranks) {
+    lose(server);
+    worker.inherit(server, heir, ranks);
+    must_claim(heir, {ranks.begin(), ranks.end()});
+  }
   void take_back(int server) {
     auto [ours, its] = unix_pair();
     peer(server) = RawPeer(ours);
@@ -147,12 +153,8 @@ struct ThreeServers {
 TEST(WorkerReturns, LeaveWithTheHeirWhatElseItServes) {
   ThreeServers job;
   ASSERT_TRUE(job.initialise());
-  job.lose(0);
-  job.worker.inherit(0, 1, {0});
-  job.must_claim(1, {0});
-  job.lose(1);  // whose own connection that is, and of no other server
-  job.worker.inherit(1, 2, {0, 1});
-  job.must_claim(2, {0, 1});
+  job.lose_to(1, 0, {0});
+  job.lose_to(2, 1, {0, 1});  // whose own connection that is, and of no other server
   job.take_back(0);
   job.must_claim(0, {0});
   const Floats gradient = {1, 1, 1};
@@ -162,35 +164,25 @@ TEST(WorkerReturns, LeaveWithTheHeirWhatElseItServes) {
   ASSERT_TRUE(job.results.wait_for(2));
   job.take_back(1);
   job.must_claim(1, {1});
-  job.lose(2);
-  job.worker.inherit(2, 0, {2});
-  job.must_claim(0, {2});
+  job.lose_to(0, 2, {2});
 }
 
 TEST(WorkerReturns, MayHaveBeenServedByOneThatIsLostSince) {
   ThreeServers job;
   ASSERT_TRUE(job.initialise());
-  job.lose(0);
-  job.worker.inherit(0, 1, {0});
-  job.must_claim(1, {0});
-  job.lose(1);
-  job.worker.inherit(1, 2, {1});  // which had handed the other one over
-  job.must_claim(2, {1});
+  job.lose_to(1, 0, {0});
+  job.lose_to(2, 1, {1});  // which had handed the other one over
   job.take_back(0);
   job.must_claim(0, {0});
 
-  job.lose(0);
-  job.worker.inherit(0, 2, {0});
-  job.must_claim(2, {0});
+  job.lose_to(2, 0, {0});
 }
 
 // Another one is lost, whose heir the returned server is, before the worker is connected to that.
 TEST(WorkerReturns, HaveWhatTheyHaveInheritedMeanwhile) {
   ThreeServers job;
   ASSERT_TRUE(job.initialise());
-  job.lose(0);
-  job.worker.inherit(0, 1, {0});
-  job.must_claim(1, {0});
+  job.lose_to(1, 0, {0});
   job.lose(2);
   job.worker.inherit(2, 0, {2});
   job.take_back(0);

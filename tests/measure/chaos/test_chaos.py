@@ -9,7 +9,7 @@ from lab_traces import needs_lab
 from p3 import cli
 from p3.measure.chaos import job, run, tables
 from p3.measure.chaos.matrix import (
-    BLOWS, CUT, DEPARTS, FAULTS, INHERITS, KILL, MOMENTS, NUMPY, REGAINS, ROLES, TRAININGS, Cell, Victim, cells,
+    BLOWS, CUT, DEPARTS, FAULTS, LOSES_SERVER, KILL, MOMENTS, NUMPY, REGAINS, ROLES, TRAININGS, Cell, Victim, cells,
 )  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("quick_imports")
@@ -29,7 +29,7 @@ def judged(role, rank, fault, moment, outcome="raised", training=NUMPY, by=""):
 def test_the_matrix_has_every_fault_at_every_moment_for_every_role():
     all_cells = list(cells(ROLES, tuple(FAULTS), tuple(MOMENTS), tuple(TRAININGS)))
     found = {(cell.victim.role, cell.fault, cell.moment) for cell in all_cells if cell.training == NUMPY}
-    faults = [fault for fault in FAULTS if fault not in ("replace", *DEPARTS, *INHERITS, "gone", "back")]
+    faults = [fault for fault in FAULTS if fault not in ("replace", *DEPARTS, *LOSES_SERVER, "gone", "back")]
     machines = {(role, fault) for role, fault, _ in found if fault in ("gone", "back")}
     assert machines == {("worker", "gone"), ("worker", "back")}
     found = {one for one in found if one[1] in faults}
@@ -119,12 +119,12 @@ def test_another_process_joins_in_the_place_of_a_worker():
 
 
 def test_the_matrix_loses_every_server_in_every_way_at_every_moment_of_a_job_that_goes_on():
-    inheriting = list(cells(ROLES, INHERITS, tuple(MOMENTS), (NUMPY,)))
+    inheriting = list(cells(ROLES, LOSES_SERVER, tuple(MOMENTS), (NUMPY,)))
     found = {(*cell.victim, cell.fault, cell.moment, cell.blow) for cell in inheriting}
     moments = MOMENTS.keys() - {"rendezvous"}  # a job that has not begun ends
     assert found == {
         ("server", rank, fault, moment, blow)
-        for rank in range(2) for fault in INHERITS for moment in moments for blow in BLOWS
+        for rank in range(2) for fault in LOSES_SERVER for moment in moments for blow in BLOWS
         # Nobody comes back to a job that ends; and who is cut off may not have been lost at all.
         if fault not in REGAINS or (moment != "exit" and blow != CUT)
     }  # fmt: skip
