@@ -302,16 +302,17 @@ def judged(cell: Cell, history: History, landings: list) -> dict:
 def _without(cell: Cell, history: History) -> List[History]:
     """What the history may be, if the victim departs: of the round in which it was struck, each slice has its gradient
     or lacks it. Between rounds it has none under way. If another one joins, it does before the next round. If a second
-    one departs, some time, it is struck in the last round in which it was a member, if in any."""
+    one departs, some time, it is struck in the last round in which it was a member, if in any. One that is back may be
+    given up in any later round, or never."""
     course, rounds = cell.course, list(enumerate(history, 1))
     whole = {"first-round": 0, "snapshot": course.hit_snapshot, "exit": course.rounds}  # the last it took part in
     last = whole.get(cell.moment, course.hit_in - 1)
     lasts = (last,) if cell.moment in ("snapshot", "exit") else (last, last + 1)
     is_back = lambda number: cell.rejoins and number > last + 1  # noqa: E731
     is_there = lambda rank, number, one: rank != cell.victim.rank or number <= one or is_back(number)  # noqa: E731
-    of_first = [[[rank for rank in ranks if is_there(rank, number, one)] for number, ranks in rounds] for one in lasts]
     if cell.returns:
-        return [*of_first, history]  # it may not have been given up
+        lasts = range(last, course.rounds + 1)
+    of_first = [[[rank for rank in ranks if is_there(rank, number, one)] for number, ranks in rounds] for one in lasts]
     if not cell.loses_worker_too:
         return of_first
     last = max((number for number, ranks in rounds if cell.second in ranks), default=0)

@@ -61,6 +61,15 @@ def test_the_matrix_loses_every_worker_in_every_way_at_every_moment_of_a_job_tha
     assert len(returning) == len(found) * 2 // 3
 
 
+def test_who_is_back_may_have_trained_on_and_been_given_up_in_any_later_round():
+    cell, rounds = Cell(Victim("worker", 1), "return", "snapshot", NUMPY, CUT), 6
+    until = {last: [[0, 1, 2] if number <= last else [0, 2] for number in range(1, rounds + 1)] for last in (3, 4, 5)}
+    values = {last: [np.full(1, job.weights(history, key), np.float32) for key in range(job.KEYS)]
+              for last, history in until.items()}  # fmt: skip
+    told = {last: job.judged(cell, [[0, 1, 2]] * rounds, landings)["right"] for last, landings in values.items()}
+    assert told == {3: False, 4: True, 5: True}  # it was struck behind round 4
+
+
 def test_a_server_killed_while_gradients_leave():
     record = judged("server", 1, "kill", "mid-push")
     assert 0 < record["hit"]["sent"] < record["hit"]["slices"]
