@@ -35,12 +35,20 @@ def find(victim: Victim, mark: str) -> int:
     """The victim's process id, as soon as it has one. LookupError if it has not started in time."""
     deadline = time.monotonic() + FIND_TIMEOUT_S
     while time.monotonic() < deadline:
-        for pid, variables in marked(mark).items():
-            if variables.get("DMLC_ROLE") == victim.role and variables.get("P3_SECRET"):
-                if victim.role == "scheduler" or variables.get("P3_RANK") == str(victim.rank):
-                    return pid
+        pid = alive(victim.role, mark).get(victim.rank)
+        if pid is not None:
+            return pid
         time.sleep(_POLL_S)
     raise LookupError(f"{victim} has not started in {FIND_TIMEOUT_S:g} s")
+
+
+def alive(role: str, mark: str) -> Dict[int, int]:
+    """Process ids of those of P3 that run now, by rank. A scheduler has rank 0."""
+    return {
+        int(variables.get("P3_RANK", 0)): pid
+        for pid, variables in marked(mark).items()
+        if variables.get("DMLC_ROLE") == role and variables.get("P3_SECRET")
+    }
 
 
 def environment(mark: str) -> Dict[str, str]:

@@ -1,21 +1,24 @@
-"""Does a job stay as it is? A million slices of integers, with random delays and reconnects; sums must be exact and
-memory flat.
+"""Does a job stay as it is while its processes die? Sums must be exact, and memory, descriptors and threads flat.
 
-    p3 bench soak                                   # 1,000,000 slices, 4 workers, 2 servers
-    p3 bench soak --slices 20000 --reconnects 0 --set P3_LOCAL_AGGREGATION=1 --set P3_CHECKSUM=1
+    p3 bench soak                                        # three minutes, with a death every five seconds
+    p3 bench soak --seconds 7200 --every 30 --delay 50   # two hours
+    p3 bench soak --seconds 30 --kill none --set P3_LOCAL_AGGREGATION=1 --set P3_CHECKSUM=1
 
-Real processes under `p3 run`. Workers push dense keys and one of rows (processes/soak_worker.py) and hesitate now and
-then; at each tenth of the way this program stops a process of the job, drawn by chance, for up to a second. In each of
-`--reconnects` rounds, drawn by chance as well, a worker kills itself in the midst of its pushes, and `p3 run` starts it
-anew (`--on-worker-loss wait`); 0 leaves that out.
+Real processes under `p3 run`, with `--on-worker-loss continue --on-server-loss continue --rejoin`. Workers push dense
+keys, and one of rows where no server dies (processes/soak_worker.py), and hesitate now and then. In each `--every`
+seconds this program kills a process of the job at a random moment: a worker, a server and the scheduler in turn, of
+random ranks, but not worker 0 and server 0, whose memory is compared. Others come in the places of those. At each tenth
+of the time it also stops one process for up to a second.
 
-Gradients are small integers, so that float32 sums are exact and every worker can tell every element of each: a sum is
-that of all workers, but for slices of a round in which one was lost, which may lack that one's gradient as a whole.
+Gradients are such that a sum tells whose are in it, and each worker looks at every element of every sum: it has the
+gradients of all who are members, whole, but for slices of the round in which one was lost, which may lack that one's,
+and later rounds, which must, until another process is a member in its place.
 
-Printed at each tenth: slices pushed by all workers; reconnects so far, and slices that lack a gradient therefore; the
-largest resident size of any worker and any server; and of the servers, bytes of incomplete rounds, bytes held for peers
-and slices queued. The exit status is 1 if a sum was wrong, or if the memory of the last quarter exceeds that of the
-second quarter by more than 5 % and 2 MB: then it grows.
+Printed behind each tenth, as soon as all are there: rounds; deaths so far, and slices that lack a gradient in the round
+of a loss; the resident size of worker 0, server 0 and `p3 run`, and the descriptors, threads and shared memory of these
+three together; and of the servers, bytes of incomplete rounds and bytes held for peers. The exit status is 1 if a sum
+was wrong, if the job did not end with all of its workers and servers, or if one of these numbers is greater in the last
+quarter than in the second by more than 5 % and 2 MB, or 4 descriptors or threads: then it grows.
 """
 
 from __future__ import annotations
@@ -30,16 +33,22 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import uuid
 from pathlib import Path
 from typing import Dict, List, Sequence, Tuple
 
 from p3.launch.placement import module_path
 from p3.measure import arguments as given
-from p3.measure.chaos.strike import MARK, marked
+from p3.measure.chaos.matrix import ROLES
+from p3.measure.chaos.strike import MARK, alive
 from p3.measure.micro.processes.soak_worker import TENTHS
 
-SLACK_BYTES = 2 << 20
+SLACK_BYTES, SLACK = 2 << 20, 4
+_ALWAYS = "10000"  # restarts: more than there are deaths
+BYTES = ("worker_bytes", "server_bytes", "launcher_bytes", "shared_bytes", "buffer_bytes", "held_bytes")
+COUNTS = ("descriptors", "threads")
+_LOOK_S = 0.02
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -55,74 +64,128 @@ def soak(options: argparse.Namespace, sampled: str) -> int:
     go_on = os.open(sampled, os.O_RDWR)  # reading too, so that nobody waits in open()
     mark = uuid.uuid4().hex
     job = start(options, sampled, mark)
+    deaths = Deaths(options, mark)
     samples: List[dict] = []
-    lacking: List[int] = []  # slices, of each reconnect
     rng = random.Random(options.seed)
-    said = []
+    said: List[str] = []
     try:
         for line in job.stdout:
             start_of_json = line.find('{"soak"')
             if start_of_json < 0:
-                said.append(line)
+                said = [*said[-200:], line]
                 continue
             report = json.loads(line[start_of_json:])["soak"]
-            if "lacking" in report:
-                lacking.append(report["lacking"])
-                continue
-            report.update(reconnects=len(lacking), lacking=sum(lacking))
-            report["worker_bytes"], report["server_bytes"] = largest_sizes(mark)
-            samples.append(report)
-            print_sample(report, header=len(samples) == 1)
-            disturb(mark, rng)
+            if report["tenth"] == 0:
+                deaths.begin()
+            else:
+                samples.append({**report, "deaths": deaths.count, **sizes(job.pid, mark)})
+                print_sample(samples[-1], header=len(samples) == 1)
+                disturb(mark, rng)
             os.write(go_on, b"+")
         code = job.wait()
     finally:
+        deaths.end()
         if job.poll() is None:
             os.killpg(job.pid, signal.SIGKILL)
             job.wait()
         os.close(go_on)
-    if code != 0 or len(samples) < TENTHS or len(lacking) != options.reconnects:
-        print("the job failed (exit status %d):\n%s" % (code, "".join(said[-30:])), file=sys.stderr)
+    if code != 0 or len(samples) < TENTHS:
+        print("the job failed (exit status %d):\n%s" % (code, "".join(said[-60:])), file=sys.stderr)
         return 1
     grown = growth(samples)
     for what, (before, after) in grown.items():
-        print("%s grew from %.1f MB in the second quarter to %.1f MB in the last" % (what, before / 1e6, after / 1e6))
+        print("%s grew from %d in the second quarter to %d in the last" % (what, before, after))
     if options.json:
         Path(options.json).write_text(json.dumps({"options": vars(options), "samples": samples}, indent=1) + "\n")
-    print("%d slices: sums exact, memory %s" % (samples[-1]["slices"], "grows" if grown else "flat"))
+    last = samples[-1]
+    flat = "all but that flat" if grown else "all flat"
+    print("%d rounds, %d deaths: sums exact, %s" % (last["rounds"], last["deaths"], flat))
     return 1 if grown else 0
 
 
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = given.parser("soak", __doc__)
-    parser.add_argument("--slices", type=int, default=1_000_000, help="pushed by all workers (%(default)s)")
-    parser.add_argument("--workers", type=int, default=4, help="default: %(default)s")
-    parser.add_argument("--servers", type=int, default=2, help="default: %(default)s")
-    parser.add_argument("--reconnects", type=int, default=5, help="of workers that are killed (%(default)s)")
+    positive = given.number(0.1, 1e6)
+    parser.add_argument("--seconds", type=positive, default=180.0, help="default: %(default)g")
+    parser.add_argument("--every", type=positive, default=5.0, metavar="SECONDS", help="a death (%(default)g)")
+    parser.add_argument("--kill", type=given.names_among((*ROLES, "none")), default=list(ROLES), metavar="ROLE[,ROLE]",
+                        help="who dies, in turn, or none (default: %s)" % ",".join(ROLES))  # fmt: skip
+    parser.add_argument("--workers", type=given.number(1, 24, int), default=4, help="default: %(default)s")
+    parser.add_argument("--servers", type=given.number(1, 64, int), default=3, help="default: %(default)s")
     parser.add_argument("--delay", type=float, default=2.0, metavar="MS", help="mean of a hesitation (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of all that is drawn by chance (%(default)s)")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the job")
     parser.add_argument("--json", metavar="FILE", help="write the samples there as well")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if "none" in options.kill:
+        options.kill = []
+    for role, count in (("worker", options.workers), ("server", options.servers)):
+        if role in options.kill and count < 2:
+            parser.error("one %s has to be left, and one to be lost: --%ss %d" % (role, role, count))
+    return options
 
 
 def start(options: argparse.Namespace, sampled: str, mark: str) -> subprocess.Popen:
-    settings = {"P3_LOCAL_AGGREGATION": "0", "P3_SLICE_ELEMENTS": "1000", "OMP_NUM_THREADS": "1"}
+    settings = {"P3_SLICE_ELEMENTS": "1000", "OMP_NUM_THREADS": "1", "P3_WATCH_S": "0"}
+    if not options.kill:
+        settings["P3_LOCAL_AGGREGATION"] = "0"
     settings.update(setting.split("=", 1) for setting in options.set)
     command = [sys.executable, "-m", "p3", "run", "-n", str(options.workers), "-s", str(options.servers)]
-    if options.reconnects:
-        command += ["--on-worker-loss", "wait", "--worker-restarts", str(options.reconnects)]
+    if options.kill:
+        command += ["--on-worker-loss", "continue", "--rejoin", "--worker-restarts", _ALWAYS, "--restart-pause", "0.2"]
+    if "server" in options.kill:
+        command += ["--on-server-loss", "continue"]
     command += [sys.executable, "-m", "p3.measure.micro.processes.soak_worker"]
-    command += [str(options.slices), str(options.delay), str(options.seed), str(options.reconnects)]
+    command += [repr(options.seconds), str(options.delay), str(options.seed), str(int("server" not in options.kill))]
     environment = {**os.environ, **module_path(os.environ), MARK: mark, "SOAK_SAMPLED": sampled, **settings}
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, text=True, start_new_session=True
     )
 
 
+class Deaths:
+    """In a thread of its own: from begin() on, as long as the job trains by its clock."""
+
+    def __init__(self, options: argparse.Namespace, mark: str) -> None:
+        self.count = 0
+        self._options, self._mark = options, mark
+        self._rng = random.Random(options.seed)
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._kill_all)
+
+    def begin(self) -> None:
+        if self._options.kill:
+            self._thread.start()
+
+    def end(self) -> None:
+        self._is_over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _kill_all(self) -> None:
+        options, begin = self._options, time.monotonic()
+        for number in range(int(options.seconds / options.every)):
+            moment = begin + options.every * (number + self._rng.random())
+            if self._is_over.wait(max(0.0, moment - time.monotonic())):
+                return
+            self._kill(options.kill[number % len(options.kill)], begin + options.seconds)
+
+    def _kill(self, role: str, deadline: float) -> None:
+        """One of that role, as soon as there is one that may die. With two servers away there may be none."""
+        while time.monotonic() < deadline and not self._is_over.is_set():
+            those = {rank: pid for rank, pid in alive(role, self._mark).items() if rank > 0 or role == "scheduler"}
+            if those:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(those[self._rng.choice(sorted(those))], signal.SIGKILL)
+                    self.count += 1
+                return
+            self._is_over.wait(_LOOK_S)
+
+
 def disturb(mark: str, rng: random.Random) -> None:
     """Stops one process of the job for a while that is shorter than P3_TIMEOUT_S."""
-    chosen = rng.choice(sorted(pid for pid, role in processes_of(mark).items() if role in ("worker", "server")))
+    those = [pid for role in ("worker", "server") for _, pid in sorted(alive(role, mark).items())]
+    chosen = rng.choice(those)
     send(chosen, signal.SIGSTOP)
     threading.Timer(rng.random(), send, [chosen, signal.SIGCONT]).start()
 
@@ -132,37 +195,40 @@ def send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def largest_sizes(mark: str) -> Tuple[int, int]:
-    """Resident bytes of the largest worker and the largest server."""
-    sizes: Dict[str, int] = {"worker": 0, "server": 0}
-    for pid, role in processes_of(mark).items():
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            pages = int(Path("/proc/%d/statm" % pid).read_text().split()[1])
-            sizes[role] = max(sizes.get(role, 0), pages * os.sysconf("SC_PAGE_SIZE"))
-    return sizes["worker"], sizes["server"]
+def sizes(launcher: int, mark: str) -> Dict[str, int]:
+    """Of those that live as long as the job."""
+    those = {"worker": alive("worker", mark)[0], "server": alive("server", mark)[0], "launcher": launcher}
+    status = {name: _status(pid) for name, pid in those.items()}
+    found = {f"{name}_bytes": one["VmRSS"] << 10 for name, one in status.items()}
+    found["shared_bytes"] = sum(one["RssShmem"] for one in status.values()) << 10
+    found["threads"] = sum(one["Threads"] for one in status.values())
+    found["descriptors"] = sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in those.values())
+    return found
 
 
-def processes_of(mark: str) -> Dict[int, str]:
-    """The role of each process of the job that has one."""
-    return {pid: env["DMLC_ROLE"] for pid, env in marked(mark).items() if "DMLC_ROLE" in env}
+def _status(pid: int) -> Dict[str, int]:
+    """Numbers of /proc/PID/status; sizes in KiB."""
+    lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return {line[0].rstrip(":"): int(line[1]) for line in lines if len(line) > 1 and line[1].isdigit()}
 
 
 def growth(samples: List[dict]) -> Dict[str, Tuple[int, int]]:
     """What the last quarter has more of than the second: name -> largest values of both."""
     quarter = len(samples) // 4
     grown = {}
-    for what in ("worker_bytes", "server_bytes", "buffer_bytes", "held_bytes"):
+    for what in (*BYTES, *COUNTS):
         before = max(sample[what] for sample in samples[quarter : 2 * quarter + 1])
         after = max(sample[what] for sample in samples[-quarter:])
-        if after > before * 1.05 + SLACK_BYTES:
+        if after > before * 1.05 + (SLACK_BYTES if what in BYTES else SLACK):
             grown[what] = before, after
     return grown
 
 
 def print_sample(sample: dict, header: bool) -> None:
-    columns = ("slices", "reconnects", "lacking", "worker_bytes", "server_bytes")
-    columns += ("buffer_bytes", "held_bytes", "queued_slices")
+    columns = ("rounds", "deaths", "lacking", *BYTES, *COUNTS)
+    names = [name.replace("_bytes", " MB") for name in columns]
+    widths = [max(8, len(name) + 2) for name in names]
     if header:
-        print("".join("%14s" % name.replace("_bytes", " MB").replace("_", " ") for name in columns))
-    shown = ["%14.2f" % (sample[name] / 1e6) if name.endswith("_bytes") else "%14d" % sample[name] for name in columns]
-    print("".join(shown), flush=True)
+        print("".join("%*s" % pair for pair in zip(widths, names)))
+    shown = ["%.2f" % (sample[name] / 1e6) if name in BYTES else "%d" % sample[name] for name in columns]
+    print("".join("%*s" % pair for pair in zip(widths, shown)), flush=True)

@@ -117,10 +117,9 @@ WAYS: Dict[str, Way] = {
 
 def alive(role: str, mark: str) -> Dict[int, int]:
     """Process ids of those that run now, by rank. Of ways without P3 there are only workers."""
-    found = {}
-    for pid, variables in strike.marked(mark).items():
-        if variables.get("DMLC_ROLE") == role and variables.get("P3_SECRET"):
-            found[int(variables.get("P3_RANK", 0))] = pid
-        elif role == "worker" and RANK in variables and "LOCAL_RANK" in variables:
-            found[int(variables[RANK])] = pid
+    found = strike.alive(role, mark)
+    if role == "worker":
+        for pid, variables in strike.marked(mark).items():
+            if RANK in variables and "LOCAL_RANK" in variables:
+                found[int(variables[RANK])] = pid
     return found
