@@ -27,7 +27,7 @@ from p3.settings import Settings
 _MICRO = {
     "pushpull": "how fast stores move gradients, and at what cost",
     "kernels": "how fast one core sums, encodes and updates slices",
-    "soak": "a million slices with delays and reconnects: sums are exact, memory stays flat",
+    "soak": "a job whose processes die, for minutes or hours: sums are exact, memory stays flat",
     "sparsity": "how much sparse gradients save in a language model",
     "partitions": "whether the search for the number of partitions ends near the best",
     "trace_cost": "what P3_TRACE costs",

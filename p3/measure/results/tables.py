@@ -76,6 +76,7 @@ RATE = Row("rate", lambda one: rate(one.rate_mbit), ("model", "compute", "delay"
 RATES = Row("rates", lambda one: setting(one, ["rate"]), ("model", "compute", "delay", "hosts"))
 HOSTS = Row("hosts", lambda one: "%d" % one.hosts, ("model", "rate", "compute", "delay"))
 PATH = Row("path", lambda one: one.path or "-", ("model", "rate", "compute", "delay", "hosts"))
+TOLERANCE = PATH._replace(name="goes on without lost")
 DISTANCE = Row("distance", lambda one: setting(one, ["delay"]) or "-", ("model", "rate", "compute", "hosts"))
 RATIO = Row("ratio", lambda one: "-" if one.ratio is None else "%.2f" % one.ratio, ("model", "rate", "delay", "hosts"))
 ALL = Row("configuration", lambda one: setting(one, ("model", "rate", "compute", "hosts", "slice")), ("delay",))

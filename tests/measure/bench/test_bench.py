@@ -20,7 +20,7 @@ from p3.measure.bench import campaign, experiments, limits, measured, report, ru
 from p3.measure.bench.changes import BEFORE, LEAST, SETTLING
 from p3.measure.bench.command import fill_in_rate, leave_out_what_cannot_clip
 from p3.measure.bench.configuration import Course
-from p3.measure.bench.paths import PATHS, Path
+from p3.measure.bench.paths import PATHS, TOLERANCES, Path
 from p3.measure.jobs import job as jobs
 from p3.measure.jobs import nic, stores
 from p3.measure.lab import hosts
@@ -32,6 +32,7 @@ from p3.measure.results import summaries
 from p3.measure.trainings import mxnet_convnet, resnets
 from p3.placement import PACKET_BYTES
 from p3.plan.strategy import Cut, Strategy
+from p3.settings import Settings
 
 TINY = ["--size", "0.01", "--iterations", "2", "--warmup", "1", "--repeats", "1"]
 EMULATED = [*TINY, "--models", "sockeye", "--rate", "400mbit"]
@@ -362,8 +363,6 @@ def test_real_hosts_over_ssh(bench, tmp_path, monkeypatch, sshd, capsys):
 
 def test_no_secret_is_on_a_command_line_to_another_host(monkeypatch):
     from p3.measure.jobs.ssh_host import SshHost
-    from p3.settings import Settings
-
     monkeypatch.setenv("P3_SECRET", "swordfish-swordfish")
     host = SshHost("far", "10.0.0.5", Settings())
     line = " ".join(host.supervised([sys.executable, "-c", "import mxnet"], {"DMLC_ROLE": "server"}))
@@ -644,6 +643,16 @@ def test_sampler_of_a_card_has_one_thread():
 
 def test_ports_of_this_machine_are_free_and_differ():
     assert len(set(itertools.islice(campaign._free_ports(), 5))) == 5
+
+
+def test_jobs_that_go_on_without_others_differ_from_the_plain_one_in_settings_alone():
+    plain, *others = configurations("fault_tolerance")
+    assert [one.path_name for one in (plain, *others)] == list(TOLERANCES)
+    assert plain.path == Path()
+    for one in others:
+        assert one.path == Path(environment=one.path.environment) != Path()
+        assert one._replace(path_name=plain.path_name, label=plain.label) == plain
+        Settings.from_env(one.path.environment)
 
 
 def test_paths_differ_from_the_plain_one_in_one_thing_each():
