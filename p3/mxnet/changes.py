@@ -144,6 +144,9 @@ def _giving_first_weights(initialize, store_type):
         updates_here = isinstance(kvstore, store_type) and not update_on_kvstore
         if updates_here and kvstore.store.session.snapshots.directory is not None:
             combinations.require("Module", choices.BY_MODULE, choices.SNAPSHOTS)
+        if updates_here:
+            entrance = kvstore.store.session.entrance
+            entrance.exclude(choices.BY_MODULE, "Modules that update, whose weights nobody hands on")
         initialize(kvstore, param_arrays, arg_params, param_names, update_on_kvstore)
         if updates_here:
             for name, arrays in zip(param_names, param_arrays):

@@ -27,7 +27,7 @@ from mxnet.base import MXNetError
 
 from p3 import codecs
 from p3._core import P3Error
-from p3.mxnet import changes, joining, staleness, store_snapshots
+from p3.mxnet import changes, entering, joining, staleness, store_snapshots
 from p3.mxnet.arguments import as_list, as_trainers, checked, each, grouped, is_sparse
 from p3.mxnet.keys import beginnings
 from p3.mxnet.keys.rows import pull_rows
@@ -245,17 +245,25 @@ class P3KVStore(mx.kvstore.KVStore):
         lost one (P3_ON_WORKER_LOSS) gets the steps that are behind the job, {} and the others' weights, and goes on
         beside them. Blocks, at most P3_WAIT_TIMEOUT_S. ValueError if the snapshot does not fit this job; a damaged one
         is logged, and the one before it taken.
+
+        In a process that has joined a running job (P3_JOIN) it is the round of the members() at which it has, and the
+        state that the first worker gave there; the Trainers have what that one's have: weights, running statistics,
+        the optimizer's numbers and, where they update, its states. ValueError if they are others. Waits for nobody.
         """
         session, trainers = self.store.session, as_trainers(trainer)
         resumed = session.resume()
         with_stores = [(one, self._store_of(one)) for one in trainers]
-        if session.saved.own is not None:
+        if entering.has_joined(session):
+            entering.begin(session, _held_stores(session), with_stores)
+            resumed = resumed.map(lambda given: given["state"])
+        elif session.saved.own is not None:
             for store in _held_stores(session):
                 store_snapshots.restore_optimizer(store)
             store_snapshots.restore_trainers(session, with_stores)
         elif session.rejoined_at is not None:
             store_snapshots.fetch_weights(session, with_stores)
         session.trainers = [weakref.ref(one) for one in trainers]
+        entering.tell_of(session, trainers)
         return resumed
 
     def _store_of(self, trainer):
@@ -383,16 +391,26 @@ class P3KVStore(mx.kvstore.KVStore):
     # The job
 
     @call
-    def members(self, round=None):
+    def members(self, round=None, state=None):
         """The ranks of all workers that are part of the job, the same on every worker: all, without those that have
         departed where lost workers do not end it (P3_ON_WORKER_LOSS=continue). All call it at the same point, between
         two steps, as before each epoch, and it waits for them.
 
-        With `round`, how many epochs or steps are behind all of them, a process may take the place of a lost server
-        here (P3_ON_SERVER_LOSS=continue; `p3 join --server`, `p3 run --rejoin`). It waits for all rounds under way.
+        With `round`, how many epochs or steps are behind all of them, a process may join the job here (P3_JOIN; `p3
+        join`, `p3 run --rejoin`), in the place of a worker that has departed or, up to P3_MAX_WORKERS, as a further
+        one. It has the round and the first worker's `state`, as snapshot() takes it, from resume(), and begins with
+        this very call; the Trainers that resume() was told of are handed on, too. Or a process may take the place of a
+        lost server (P3_ON_SERVER_LOSS=continue; `p3 join --server`). It waits for all rounds under way, and until who
+        joins stands beside the others.
+
+        MXNetError for a state that no snapshot could hold; in a process that joins also if its script is another one:
+        then the others go on without it. And after P3_WAIT_TIMEOUT_S, which names who has not called it.
         """
         mx.nd.waitall()  # MXNet's engine may still hold rounds back
-        return self.store.session.agree_on_members(round)
+        session = self.store.session
+        if round is None:
+            return session.agree_on_members()
+        return entering.members(_held_stores(session), round, state)
 
     @call
     def _barrier(self):

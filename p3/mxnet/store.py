@@ -24,7 +24,7 @@ from p3 import codecs
 from p3._core import NO_SCALARS, P3Error
 from p3.frontend import partitions
 from p3.frontend.loss_scale import LossScale
-from p3.mxnet import _mxnet, clipping, store_snapshots
+from p3.mxnet import _mxnet, clipping, entering, store_snapshots
 from p3.mxnet.arguments import classic
 from p3.mxnet.keys import beginnings
 from p3.mxnet.optimizers.descriptions import NotOnServer, describe, would_update_all_rows
@@ -75,7 +75,6 @@ class Store:
         # That engine would wait for a round before it copies what the round waits for.
         first_piece = sys.maxsize if self.engine_is_naive else session.slice_elements
         self.engine = _mxnet.MXNetEngine(session.core, mx.base._LIB._name, first_piece)
-        session.entrance.exclude(choices.MXNET, "MXNet's stores, of which not all is handed on")
         self.number = session.new_store()
         self.kind = kind
         self.staleness = Staleness(kind, settings.staleness, lambda: session.strategy(self.number))
@@ -120,7 +119,7 @@ class Store:
             description = describe(optimizer)
             if updates.here:
                 raise NotOnServer("the workers update this store's weights already")
-            if not updates.on_servers and self.pushed_keys():
+            if not updates.on_servers and (self.pushed_keys() or entering.updates_here(self)):
                 raise NotOnServer("gradients have been pushed without it; set it before the first push")
         except NotOnServer as reason:
             if is_set:
@@ -153,7 +152,7 @@ class Store:
             self.refuse_updates()
         if updates.updater is None:
             for entry in self.keys.values():
-                entry.keep_weight()
+                beginnings.keep_weight(self, entry)
         updates.updater = updater
         store_snapshots.restore_optimizer(self)
 
@@ -236,6 +235,7 @@ class Store:
     def expect_new_values(self):
         """The next init of each key brings rank 0's new value; the optimizer and its state stay. On every worker at the
         same point; waits for them, or one that is late would get that value in the place of the one before."""
+        self.session.entrance.require_no_push("set_data() or load_parameters() of a Trainer that has keys")
         mx.nd.waitall()
         self.session.barrier("set_data() or load_parameters()")
         self.outdated = set(self.keys)

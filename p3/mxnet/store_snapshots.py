@@ -6,7 +6,8 @@ has left out so far, and where the workers update, weights and states. Arrays ar
 it has yet to write to them.
 
 A key takes its value back at its first init (first_value), and the rest before its first push (restore); an optimizer,
-when the store gets it (restore_optimizer).
+when the store gets it (restore_optimizer). A process that joins a running job takes the same from the first worker
+(entering.py).
 """
 
 import copy
@@ -61,7 +62,7 @@ def take(stores, round, state, trainers):
     ]
     own = {
         "state": state,
-        "stores": {store.number: _own_of_store(store) for store in stores},
+        "stores": {store.number: own_of_store(store) for store in stores},
         "trainers": [own_of_trainer(trainer) for trainer in trainers],
     }
     for (store, entry), residual in zip(entries, residuals):
@@ -90,13 +91,15 @@ def _wait(session, completions, count):
             raise TimeoutError("%s: waited %g s for the copies of a snapshot" % (session.label, session.wait_timeout_s))
 
 
-def _own_of_store(store):
+def own_of_store(store):
+    """What the servers do not have."""
     own = {"residuals": {}, "weights": {}, "states": None, "optimizer": _numbers(store.updates.optimizer)}
     if store.updates.here:
         own["states"] = _states(store.updates.updater)
         own["in_steps"] = [entry.id for entry in store.keys.values() if entry.in_steps]
         if store.session.is_first:  # whose init tells the others
-            own["weights"] = {entry.id: entry.weight.copy() for entry in store.keys.values()}
+            weights = {entry.id: entry.weight for entry in store.keys.values() if entry.weight is not None}
+            own["weights"] = {id: weight.copy() for id, weight in weights.items()}
     return own
 
 
@@ -125,15 +128,8 @@ def restore_trainers(session, trainers):
         )
     source = session.saved.source
     for (trainer, store), own in zip(trainers, saved):
-        _give_keys(store, trainer, lambda of_store, number: (source.key(of_store, number) or {}).get("shape"))
+        give_keys(trainer, lambda number, store=store: (source.key(store.number, number) or {}).get("shape"))
         restore_trainer(trainer, own)
-        if not own["states"]:
-            continue
-        # It updates: where the sums of its steps go, for a worker that calls join() before its first one.
-        for number, parameter in enumerate(trainer._params):
-            if parameter.grad_req != "null":
-                entry = store.keys[number]
-                entry.in_steps, entry.outs, entry.parameter = True, parameter.list_grad(), parameter
 
 
 def restore_trainer(trainer, own):
@@ -151,24 +147,36 @@ def restore_trainer(trainer, own):
     _restore_numbers(trainer._optimizer, own["optimizer"], devices)
     trainer._scale = own["scale"]
     _restore_plain(getattr(trainer, "_amp_loss_scaler", None), own["loss_scaler"])
+    if not own["states"]:
+        return
+    # It updates: where the sums of its steps go, for a worker that calls join() before its first one.
+    for number, parameter in enumerate(trainer._params):
+        if parameter.grad_req != "null":
+            entry = trainer._kvstore.store.keys[number]
+            entry.in_steps, entry.outs, entry.parameter = True, parameter.list_grad(), parameter
 
 
 def fetch_weights(session, trainers):
     """In a process that has taken a lost worker's place: gives each Trainer its keys, with the job's weights."""
     for trainer, store in trainers:
-        _give_keys(store, trainer, session.keys.agreed_shape)
+        give_keys(trainer, lambda number, store=store: session.keys.agreed_shape(store.number, number))
     numbers = session.past["numbers"]
     for (trainer, _), its in zip(trainers, [] if numbers is None else numbers["trainers"]):
         _restore_plain(trainer, its["scale"])
         _restore_plain(getattr(trainer, "_amp_loss_scaler", None), its["loss_scaler"])
 
 
-def _give_keys(store, trainer, shape_of):
+def give_shapes(trainer, shape_of):
+    """`shape_of(number)`: of a parameter, which the first batch would have told; None: nobody knows."""
     for number, parameter in enumerate(trainer._params):
-        shape = shape_of(store.number, number)
-        if parameter._deferred_init and shape is not None:  # the first batch would have told it
+        shape = shape_of(number)
+        if parameter._deferred_init and shape is not None:
             parameter.shape = tuple(shape)
             parameter._finish_deferred_init()
+
+
+def give_keys(trainer, shape_of):
+    give_shapes(trainer, shape_of)
     if not trainer._kv_initialized:
         trainer._init_kvstore()
     trainer._init_params()
@@ -179,7 +187,7 @@ def restore_optimizer(store):
     script sets behind the first push takes the place of that optimizer, and has its own."""
     if store.pushed_keys():
         return
-    own, past = _saved(store), store.session.past
+    own, past = saved(store), store.session.past
     if own is not None:
         _restore_numbers(store.updates.optimizer, own["optimizer"])
         if store.updates.here:
@@ -196,13 +204,19 @@ def first_value(store, entry, arrays):
 
     `arrays`: the script's own of this key, which must be given the value before anything is computed with them.
     """
-    session, own = store.session, _saved(store)
-    is_known = own is not None and session.saved.source.key(store.number, entry.id) is not None
+    session, own = store.session, saved(store)
+    joins = session.entrance.barrier > 0
+    if joins:
+        is_known = own is not None and entry.id in own["keys"]
+    else:
+        is_known = own is not None and session.saved.source.key(store.number, entry.id) is not None
     if (is_known or session.rejoined_at is not None) and any(array._fresh_grad for array in arrays):
         raise MXNetError(
             f"key {entry.id!r}: its first gradient was computed before the job's weights were there. Give the "
             "Trainer to resume, before the first step: kv.resume(trainer=trainer)"
         )
+    if joins:
+        return None  # the servers have it
     store.resuming[entry.id] = True
     if not is_known:
         return None
@@ -215,7 +229,7 @@ def first_value(store, entry, arrays):
 def restore(store, entry):
     """Before this worker's first round of a key, once: the optimizer's state on the servers, and what compression has
     left out here."""
-    session, own = store.session, _saved(store)
+    session, own = store.session, saved(store)
     takes_states = store.resuming.pop(entry.id, None)
     if takes_states is None or own is None:
         return
@@ -232,7 +246,7 @@ def restore(store, entry):
 
 def states_to_come(store, entry):
     """The optimizer's that restore() will give the servers, by their part, on any worker."""
-    if not store.resuming.get(entry.id) or _saved(store) is None:
+    if not store.resuming.get(entry.id) or saved(store) is None:
         return {}
     optimizer = store.session.option(store.number, "optimizer")
     states = store.session.saved.states_to_come(entry.declared, entry.id, optimizer)
@@ -277,9 +291,11 @@ def _finite(numbers):
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
-def _saved(store):
-    own = store.session.saved.own
-    return None if own is None else own["stores"].get(store.number)
+def saved(store):
+    """What own_of_store() gave: for the snapshot, or to a process that has joined a running job; None: nothing."""
+    entrance = store.session.entrance
+    whole = entrance.given if entrance.barrier else store.session.saved.own
+    return None if whole is None else whole["stores"].get(store.number)
 
 
 def _states(updater):

@@ -172,7 +172,7 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
               "Leave P3_LOCAL_AGGREGATION unset"),
     Exclusion(LEAVING, (MOVING,), "rows that move would be lost with a worker",
               "Set P3_PARTITIONS, before the key is declared; or unset P3_ON_WORKER_LOSS"),
-    _gives_way(GROWING, (LOCAL_STEPS, MXNET, REPLICAS),
+    _gives_way(GROWING, (LOCAL_STEPS, BY_MODULE, REPLICAS),
                "what a worker has of its own there, nobody hands on to one that joins",
                "Nobody joins, and the places of further workers stay empty, which the log says"),
     Exclusion(HEIRS, (STALE, DGC), "the servers keep the values that they update, which would be lost with one",

@@ -70,7 +70,7 @@ class Entrance:
             raise ValueError(
                 "%s: this process has joined a running job, and %s comes before its first members(%d), to which the "
                 "others have come already: they take no part in it. Move it behind that, or leave it out where "
-                "p3.torch.resume() has returned a state" % (self._session.label, what, self.round)
+                "resume() has returned a state" % (self._session.label, what, self.round)
             )
 
     def note_init(self, key: Any) -> None:
@@ -135,8 +135,8 @@ class Entrance:
         if round != self.round or not self._has_resumed:
             raise ValueError(
                 "%s: this process has joined a running job at members(%d), and its script comes to members(%s)%s: "
-                "begin with `round, state = p3.torch.resume()` (Session.resume()), which tells it where the others "
-                "are, and call members(round) there"
+                "begin with `round, state = p3.torch.resume()` (kv.resume(), Session.resume()), which tells it where "
+                "the others are, and call members(round) there"
                 % (session.label, self.round, "" if round is None else round,
                    "" if self._has_resumed else " without having called resume()")
             )  # fmt: skip
@@ -147,12 +147,21 @@ class Entrance:
     def _give(self, giver: int, give: Callable[[], Any]) -> None:
         session, content = self._session, None
         if session.rank == giver:
-            content = _encoded({"given": tree.checked(give(), "state"), "stores": session.stores.state()})
+            content = _encoded(self._content(give))
         self._share(giver, content)
+
+    def _content(self, give: Callable[[], Any]) -> Any:
+        """What cannot be given costs only who wants to join."""
+        try:
+            return {"given": tree.checked(give(), "state"), "stores": self._session.stores.state(), "problem": ""}
+        except ValueError as error:
+            return {"problem": str(error)}
 
     def receive(self) -> None:
         """In a process that has entered, when it has heard of all that was agreed: waits for the first worker."""
         content = _decoded(self._share(self._session.first, None))
+        if content["problem"]:
+            raise ValueError("%s: nobody can join this job: %s" % (self._session.label, content["problem"]))
         self._session.stores.follow(content["stores"])
         self.given = content["given"]
         self.members = self._session.members

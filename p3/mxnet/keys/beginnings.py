@@ -8,7 +8,7 @@ import logging
 
 from mxnet.base import MXNetError
 
-from p3.mxnet import store_snapshots
+from p3.mxnet import entering, store_snapshots
 from p3.mxnet.arguments import checked, is_sparse
 from p3.mxnet.clipping import StoreNorm
 from p3.mxnet.keys.dense import DenseKey
@@ -18,6 +18,8 @@ from p3.mxnet.optimizers.descriptions import updates_rows_alone
 from p3.plan import choices, combinations
 
 log = logging.getLogger("p3")
+
+_KINDS = {kind.__name__: kind for kind in (DenseKey, RowKey, ServerRowKey)}
 
 
 def init(store, key, values, outs=()):
@@ -46,6 +48,7 @@ def init(store, key, values, outs=()):
 
 def before_first_push(store, entry, gradients):
     """The key, or the one that takes its place now that the storage of its gradients and the optimizer are known."""
+    store.session.entrance.require_no_push("a gradient of key %r" % (entry.id,))
     if store.session.rejoined_at is not None:
         if not store.updates.on_servers:
             lost = choices.REPLACED.said("this worker has taken the place of a lost one")
@@ -59,6 +62,9 @@ def before_first_push(store, entry, gradients):
 
 def _first_kind(store, key, value, parameter):
     """Of a new key, and what the job calls it."""
+    begun = entering.key_begun(store, key)
+    if begun is not None:
+        return _KINDS[begun["kind"]], begun["name"]
     sparse_weight = is_sparse(value)
     if store.session.rejoined_at is not None:  # the others may have gone over to another kind in _settled()
         for kind in (_suitable_kind(store, sparse_weight, True, value.dtype), DenseKey):
@@ -156,8 +162,18 @@ def _declare(store, kind, key, name, shape, dtype, sparse_weight, landing=None):
 
 
 def _give_first_value(store, entry, value):
+    if store.session.entrance.is_on_trial:
+        store.session.entrance.note_init(entry.declared)
     entry.priority = store.priorities.at_init(entry)
     entry.init(value if store.session.is_first else None, entry.priority)
-    if store.updates.here:
-        entry.keep_weight()
+    if store.updates.here or entering.given_weight(store, entry.id) is not None:
+        keep_weight(store, entry)
     store.after_operation()
+
+
+def keep_weight(store, entry):
+    """From now on the workers update it: what has landed; or what was given, where they have done so before."""
+    entry.keep_weight()
+    given = entering.given_weight(store, entry.id)
+    if given is not None:
+        entry.weight = given.copy()

@@ -43,6 +43,7 @@ class SavedStates:
 
     def load(self, path):
         store, updates, keys = self._store, self._store.updates, self._store.keys
+        store.session.entrance.require_no_push("load_optimizer_states()")
         optimizer = _optimizer_of(store, "loaded")
         states, saved_optimizer = optimizer_states.read(path)
         if saved_optimizer is not None:
@@ -62,6 +63,13 @@ class SavedStates:
         if saved_optimizer is not None:
             saved_optimizer.param_dict = getattr(optimizer, "param_dict", {})
             updates.updater.optimizer = saved_optimizer
+
+    def own(self):
+        """For a process that joins the job, which has it take() that."""
+        return {"loaded": self._loaded, "begun": list(self._begun)}
+
+    def take(self, own):
+        self._loaded, self._begun = own["loaded"], set(own["begun"])
 
     def begin_anew(self):
         """For an optimizer that takes the place of one of its kind: its states begin as MXNet would begin them."""

@@ -1,0 +1,205 @@
+"""Processes that join a running job of MXNet: from then on all workers have the same weights and states, to the bit."""
+
+import re
+import sys
+from collections import defaultdict
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+if find_spec("mxnet") is None:
+    pytest.skip("MXNet is not installed", allow_module_level=True)
+
+import forked
+from plugin_jobs import SCRIPTS
+from processes import Process
+
+sys.path.insert(0, str(SCRIPTS))
+import mxnet_joining as job
+
+P3 = [sys.executable, "-m", "p3"]
+
+
+def p3_run(folder, processes, workers, command, *options, **env):
+    argv = [*P3, "run", "-n", str(workers), "-s", "2", "--on-worker-loss", "continue", *options]
+    processes.append(Process([*argv, *forked.command(*command)], {**forked.environment(), **env}, folder))
+    return processes[-1]
+
+
+def p3_join(folder, processes, run, command, *options, **env):
+    argv = [*P3, "join", "--pid", str(run.popen.pid), *options]
+    processes.append(Process([*argv, *forked.command(*command)], {**forked.environment(), **env}, folder))
+    return processes[-1]
+
+
+def train(folder, processes, cases, **env):
+    """What all workers have said of a job in which a lost one is replaced, or to which a further one comes."""
+    command = [str(SCRIPTS / "mxnet_joining.py"), ",".join(cases), str(folder)]
+    if "grows" in cases:
+        run = p3_run(folder, processes, job.WORKERS, command, "--max-workers", str(job.WORKERS + 1), **env)
+        said = run.read_until("waits for go", times=job.WORKERS)
+        joining = p3_join(folder, processes, run, command, **env)
+    else:
+        run = p3_run(folder, processes, job.WORKERS, command, "--rejoin", **env)
+        said = run.read_until("waits for go", times=job.WORKERS - 1)
+        joining = None
+    if "waits to join the job" not in said:
+        said += run.read_until("waits to join the job")
+    (folder / "go").touch()
+    ended = run.wait(100)
+    assert ended.code == 0, (said, ended)
+    if joining is not None:
+        came = joining.wait(20)
+        assert came.code == 0, came
+        said += came.out
+    return said + ended.out
+
+
+def require_alike(said, cases):
+    """All that workers have said of the same thing; and the newcomer took part."""
+    names = [one for one in cases if one not in ("grows", "uneven", "exact")]
+    came = job.WORKERS if "grows" in cases else 0
+    told = defaultdict(dict)
+    for rank, what, name, value in re.findall(r"worker (\d): (.*?) of ([^:]*): (.*)", said):
+        told[name, what][int(rank)] = value
+    all_of_them = set(range(job.WORKERS + ("grows" in cases)))
+    wrong = []
+    for name in names:
+        for (of, what), values in told.items():
+            if of != name:
+                continue
+            if what == "statistics":
+                if values[came] != values[0 if came else 1]:
+                    wrong.append((name, what, values))
+            elif len(set(values.values())) != 1:
+                wrong.append((name, what, values))
+        for what in ["states", "counts", *("weights behind %d" % step for step in range(job.JOIN_AT - 1, job.STEPS))]:
+            is_uneven = "uneven" in cases and what.startswith("weights") and int(what.rsplit(" ", 1)[1]) % 2 == 0
+            if set(told[name, what]) != all_of_them and not is_uneven:
+                wrong.append((name, what, "told by", sorted(told[name, what])))
+    assert not wrong, (wrong, said)
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [
+        ["sgd", "adam", "nadam", "ftml", "dcasgd", "half", "average"],
+        ["adam here", "nadam here", "lamb", "lbsgd", "half here", "scaled", "clipping"],
+        ["rows", "rows here", "sparse weights", "raw", "raw lamb", "raw behind"],
+        ["fp16", "fp16 here", "2bit", "both ways"],
+        ["uneven", "adam", "nadam"],
+        ["uneven", "nadam here"],
+        ["grows", "adam", "adam here", "raw", "raw lamb"],
+    ],
+    ids=", ".join,
+)
+def test_who_has_joined_has_the_weights_and_states_of_the_others_to_the_bit(tmp_path, processes, cases):
+    require_alike(train(tmp_path, processes, cases), cases)
+
+
+def test_sums_are_of_all_who_are_there(tmp_path, processes):
+    said = train(tmp_path, processes, ["exact", "raw"])
+    require_alike(said, ["exact", "raw"])
+    weights = {key: np.zeros(4) for key in ("always", "third", "late", "rows")}
+    for step in range(job.STEPS):
+        there = range(job.DIE_AT <= step < job.JOIN_AT, job.WORKERS)
+        due = {"always": True, "third": step % 3 == 0, "late": step >= job.DIE_AT}
+        for key in filter(due.get, due):
+            weights[key] -= 0.5 * sum(4.0**rank for rank in there)
+        for rank in there:
+            weights["rows"][(step + rank) % 4] -= 0.5 * 4.0**rank
+    told = set(re.findall("ends of raw: (.*)", said))
+    assert told == {str([one.tolist() for one in weights.values()])}, (told, weights)
+
+
+SCRIPT = """
+import os, sys, time
+import p3, mxnet as mx
+from mxnet import gluon
+
+class Own(mx.optimizer.SGD):
+    pass
+
+def trainer_of(kv, units=3, optimizer="sgd", **options):
+    layer = gluon.nn.Dense(units, in_units=4)
+    layer.initialize(mx.init.One())
+    return layer, gluon.Trainer(layer.collect_params(), optimizer, {"learning_rate": 0.125}, kvstore=kv, **options)
+
+def step_of(layer, trainer):
+    with mx.autograd.record():
+        loss = layer(mx.nd.ones((2, 4))).sum()
+    loss.backward()
+    trainer.step(2)
+
+how = sys.argv[1]
+first_kv, second_kv, ends = (mx.kv.create("p3_sync") for _ in range(3))
+first = trainer_of(first_kv, 2 if how == "shape" else 3, "adam" if how == "rule" else "sgd")
+second = trainer_of(second_kv, optimizer="nag" if how == "workers' rule" else "adam", update_on_kvstore=False)
+begun, state = first_kv.resume(trainer=[] if how == "no trainer" else [first[1], second[1]])
+if how != "no key":
+    ends.init("end", mx.nd.zeros(1))
+if how == "raises":
+    raise ValueError("no such file")
+if how == "step":
+    step_of(*first)
+if how == "join":
+    first_kv.join()
+if how == "store":
+    mx.kv.create("p3_sync").init(0, mx.nd.ones(1))
+if how == "states":
+    first[1].load_states(sys.argv[0])
+if how == "data":
+    first[0].weight.set_data(mx.nd.ones((3, 4)))
+if how == "sets":
+    ends.set_optimizer(mx.optimizer.SGD())
+if how == "sets own":
+    ends.set_optimizer(Own())
+for step in range(begun, 100_000):
+    members = first_kv.members(step + (how == "round"), {"step": step})
+    step_of(*first), step_of(*second)
+    if step == begun:
+        print("worker %d trains" % first_kv.rank, flush=True)
+    flag = mx.nd.array([os.path.exists("end")])
+    ends.pushpull("end", flag, out=flag)
+    if flag.asscalar():
+        break
+    time.sleep(0.005)
+print("ends with", list(members), [layer.weight.data().sum().asscalar() for layer, _ in (first, second)])
+"""
+
+
+REFUSED = {
+    "shape": "disagree about key 0: shape",
+    "rule": "has a Trainer that updates by Adam, and that of the others by SGD",
+    "workers' rule": "has a Trainer that updates by NAG, and that of the others by Adam",
+    "no trainer": "gives 0 Trainers to resume(), and that of the others 2",
+    "no key": "has no key 'end' in store 2 at its first members()",
+    "raises": "no such file",
+    "step": "a gradient of key 0 comes before its first members(",
+    "join": "join() comes before its first members(",
+    "store": "whose workers have no other store",
+    "states": "load_optimizer_states() comes before its first members(",
+    "data": "set_data() or load_parameters() of a Trainer that has keys comes before its first members(",
+    "sets": "",
+    "sets own": "has a store 2 with Own on the workers, and that of the others no optimizer",
+    "round": "comes to members(",
+}
+
+
+def test_one_with_another_script_is_refused_by_name_and_the_job_goes_on(tmp_path, processes):
+    path = tmp_path / "job.py"
+    path.write_text(SCRIPT)
+    run = p3_run(tmp_path, processes, 2, [str(path), "others"], "--max-workers", "20")
+    run.read_until(" trains", times=2)
+    came = {how: p3_join(tmp_path, processes, run, [str(path), how]) for how in REFUSED}
+    for how, why in REFUSED.items():
+        ended = came[how].wait(60)
+        assert ended.code == 1 and why in ended.err, (how, ended)
+    last = p3_join(tmp_path, processes, run, [str(path), "others"])
+    told = last.read_until(" trains")
+    (tmp_path / "end").touch()
+    ended, last = run.wait(60), last.wait(60)
+    assert ended.code == 0 and last.code == 0, (ended, last)
+    told = re.findall("ends with (.*)", told + ended.out + last.out)
+    assert len(told) == 3 and len(set(told)) == 1, told
