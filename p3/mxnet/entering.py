@@ -137,8 +137,8 @@ def _settle(session, stores):
     for number, ids in session.entrance.given["keys"].items():
         lacking = [id for id in ids if id not in session.stores.keys_by_name[number]]
         if lacking:
-            what = "has no key %r in store %d at its first members(), as the others have: make all stores that they have "
-            what += "made, and give the Trainers to resume(trainer=)"
+            what = "has no key %r in store %d at its first members(), as the others have: make all stores that they "
+            what += "have made, and give the Trainers to resume(trainer=)"
             _refuse(session, what % (lacking[0], number))
     for store in stores:
         own = _own(store)

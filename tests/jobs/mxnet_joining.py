@@ -2,7 +2,7 @@
 before step JOIN_AT, once FOLDER has a file "go". With P3_ON_WORKER_LOSS=continue. CASES are some of cases(), with
 commas, which all train in one job, in turns, each with a store of its own. Among them may be: "grows": nobody dies, and
 one more comes; "uneven": a worker has fewer steps in each epoch, which all end with join(); "exact": who dies does so
-between two steps.
+between two steps; "loads": just before another one comes all load states that were saved in step 1.
 
 Each worker says a digest of each case's weights behind each step, and at the end what its optimizers have counted and a
 digest of their states.
@@ -69,6 +69,9 @@ class Gluon:
 
     def save(self, path):
         self.trainer.save_states(path)
+
+    def load(self, path):
+        self.trainer.load_states(path)
 
 
 class Scaled(Gluon):
@@ -170,6 +173,9 @@ class Raw:
     def save(self, path):
         self.kv.save_optimizer_states(path)
 
+    def load(self, path):
+        self.kv.load_optimizer_states(path)
+
 
 def plain(nn):
     net = nn.Sequential()
@@ -233,6 +239,7 @@ def cases():
         "rows here": lambda: Rows("adam", options=here),
         "sparse weights": lambda: Rows("sgd", True),
         "raw": Raw,
+        "raw adam": lambda: Raw(mx.optimizer.Adam(learning_rate=0.1)),
         "raw lamb": lambda: Raw(mx.optimizer.LAMB(learning_rate=0.1)),
         "raw behind": lambda: Raw(mx.optimizer.Adam(learning_rate=0.1), behind_first=True),
         "fp16": lambda: Gluon("sgd", {"momentum": 0.9}, compressed(type="fp16")),
@@ -262,7 +269,7 @@ def counted(optimizer):
 
 def main(names, folder):
     names = names.split(",")
-    options = [name for name in names if name in ("grows", "uneven", "exact")]
+    options = [name for name in names if name in ("grows", "uneven", "exact", "loads")]
     names = [name for name in names if name not in options]
     import mxnet as mx
     import numpy as np
@@ -293,6 +300,14 @@ def main(names, folder):
             print("worker %d waits for go" % rank, flush=True)
             while not os.path.exists(os.path.join(folder, "go")):
                 time.sleep(0.01)
+        if "loads" in options and step in (1, JOIN_AT) and not joins:
+            for name, one in trained.items():
+                path = os.path.join(folder, name)
+                if step == JOIN_AT:
+                    one.load(path)
+                elif rank == 1:
+                    one.save(path)
+            first_kv._barrier()
         if step % EPOCH == 0:
             members = first_kv.members(step, {"seed": step, "array": [1.5]})
             print("worker %d at %d knows %s" % (rank, step, list(members)), flush=True)

@@ -58,7 +58,7 @@ def train(folder, processes, cases, **env):
 
 def require_alike(said, cases):
     """All that workers have said of the same thing; and the newcomer took part."""
-    names = [one for one in cases if one not in ("grows", "uneven", "exact")]
+    names = [one for one in cases if one not in ("grows", "uneven", "exact", "loads")]
     came = job.WORKERS if "grows" in cases else 0
     told = defaultdict(dict)
     for rank, what, name, value in re.findall(r"worker (\d): (.*?) of ([^:]*): (.*)", said):
@@ -91,6 +91,7 @@ def require_alike(said, cases):
         ["uneven", "adam", "nadam"],
         ["uneven", "nadam here"],
         ["grows", "adam", "adam here", "raw", "raw lamb"],
+        ["loads", "adam", "adam here", "nadam", "raw adam", "raw lamb"],
     ],
     ids=", ".join,
 )
@@ -203,3 +204,93 @@ def test_one_with_another_script_is_refused_by_name_and_the_job_goes_on(tmp_path
     assert ended.code == 0 and last.code == 0, (ended, last)
     told = re.findall("ends with (.*)", told + ended.out + last.out)
     assert len(told) == 3 and len(set(told)) == 1, told
+
+
+AT_FIRST = """
+import os, sys, time
+import p3, mxnet as mx
+from mxnet import gluon
+
+joins = "P3_JOIN" in os.environ
+mx.random.seed(2 if joins else 1)
+kv, other_kv = mx.kv.create("p3_sync"), mx.kv.create("p3_sync")
+trained = []
+for store, updates in ((kv, True), (other_kv, False)):
+    net = gluon.nn.Sequential()
+    net.add(gluon.nn.Dense(5, in_units=0 if joins else 4), gluon.nn.BatchNorm(), gluon.nn.Dense(2))
+    net.initialize(mx.init.Xavier())
+    if not joins:
+        net(mx.nd.ones((2, 4)))
+    trainer = gluon.Trainer(net.collect_params(), "adam", kvstore=store, update_on_kvstore=updates)
+    trained.append((net, trainer))
+first, _ = kv.resume(trainer=[trainer for _, trainer in trained])
+assert first == 0, first
+print("waits for another one", flush=True)
+while len(kv.members(0)) < 2:
+    time.sleep(0.01)
+for step in range(3):
+    for net, trainer in trained:
+        mx.random.seed(100 * step + kv.rank)
+        with mx.autograd.record():
+            loss = (net(mx.nd.random.uniform(shape=(3, 4))) ** 2).sum()
+        loss.backward()
+        trainer.step(3)
+for net, _ in trained:
+    for name, one in sorted(net.collect_params(".*weight|.*bias|.*gamma|.*beta").items()):
+        print("worker has", name, one.data().asnumpy().tobytes().hex())
+print("is done")
+"""
+
+
+def test_who_joins_before_the_first_step_begins_with_the_weights_of_the_others(tmp_path, processes):
+    (tmp_path / "job.py").write_text(AT_FIRST)
+    run = p3_run(tmp_path, processes, 1, [str(tmp_path / "job.py")], "--max-workers", "2")
+    said = run.read_until("waits for another one")
+    came = p3_join(tmp_path, processes, run, [str(tmp_path / "job.py")])
+    ended, came = run.wait(60), came.wait(60)
+    assert ended.code == 0 and came.code == 0, (ended, came)
+    told = [re.findall("worker has (.*)", said) for said in (said + ended.out, came.out)]
+    assert told[0] == told[1] and len(told[0]) == 12, told
+
+
+STATES = """
+import os, time
+import p3, mxnet as mx
+from mxnet import gluon
+
+class Odd(mx.optimizer.SGD):
+    def create_state(self, index, weight):
+        return object()
+
+    def update(self, index, weight, grad, state):
+        weight[:] -= grad
+
+kv = mx.kv.create("p3_sync")
+layer = gluon.nn.Dense(3, in_units=4)
+layer.initialize(mx.init.One())
+trainer = gluon.Trainer(layer.collect_params(), Odd(), kvstore=kv, update_on_kvstore=False)
+first, _ = kv.resume(trainer=trainer)
+for step in range(first, 100_000):
+    kv.members(step)
+    with mx.autograd.record():
+        loss = layer(mx.nd.ones((2, 4))).sum()
+    loss.backward()
+    trainer.step(2)
+    if step == 0:
+        print("trains", flush=True)
+    if os.path.exists("end"):
+        break
+    time.sleep(0.01)
+print("is done")
+"""
+
+
+def test_states_that_nobody_can_hand_on_cost_only_who_wants_to_join(tmp_path, processes):
+    (tmp_path / "job.py").write_text(STATES)
+    run = p3_run(tmp_path, processes, 1, [str(tmp_path / "job.py")], "--max-workers", "2")
+    run.read_until("trains")
+    came = p3_join(tmp_path, processes, run, [str(tmp_path / "job.py")]).wait(60)
+    (tmp_path / "end").touch()
+    ended = run.wait(60)
+    assert ended.code == 0 and "is done" in ended.out, ended
+    assert came.code == 1 and "nobody can join this job: the optimizer's state" in came.err, came
