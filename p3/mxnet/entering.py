@@ -149,8 +149,6 @@ def _settle(session, stores):
             _refuse(session, "has a store %d with %s, and that of the others %s" % (store.number, mine, wanted))
         for name, shape, dtype, is_sparse, options in own["former"]:
             session.declare(name, shape, dtype, store.number, is_sparse, options=options)
-        new = {id: entry for id, entry in store.keys.items() if id not in own["keys"]}
-        store.keys = {**{id: store.keys[id] for id in own["keys"]}, **new}  # join() goes through them in one order
         for id, begun in own["keys"].items():
             store.keys[id].pushed, store.keys[id].in_steps = begun["pushed"], begun["in_steps"]
         store.saved_states.take(own["loaded"])

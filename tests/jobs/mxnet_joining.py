@@ -1,20 +1,23 @@
 """mxnet_joining.py CASES FOLDER: workers of MXNet of whom rank 0 dies in step DIE_AT; another one takes its place
 before step JOIN_AT, once FOLDER has a file "go". With P3_ON_WORKER_LOSS=continue. CASES are some of cases(), with
 commas, which all train in one job, in turns, each with a store of its own. Among them may be: "grows": nobody dies, and
-one more comes; "uneven": a worker has fewer steps in each epoch, which all end with join(); "exact": who dies does so
-between two steps; "loads": just before another one comes all load states that were saved in step 1.
+one more comes; "uneven": a worker has fewer steps in each epoch, and who joins has none in its first one, and all end
+with join(); "exact": who dies does so between two steps; "loads": just before another one comes all load states that
+were saved in step 1.
 
 Each worker says a digest of each case's weights behind each step, and at the end what its optimizers have counted and a
 digest of their states.
 """
 
+import copy
 import hashlib
 import os
+import pickle
 import signal
 import sys
 import time
 
-STEPS, WORKERS, DIE_AT, JOIN_AT, EPOCH = 12, 3, 3, 6, 2
+STEPS, WORKERS, DIE_AT, JOIN_AT, EPOCH, LATE = 12, 3, 3, 6, 2, 8
 ROWS = 4
 
 
@@ -73,6 +76,9 @@ class Gluon:
     def load(self, path):
         self.trainer.load_states(path)
 
+    def know_late(self, path):
+        pass
+
 
 class Scaled(Gluon):
     """With AMP's loss scaler, whose scale grows every other step."""
@@ -130,7 +136,7 @@ class Rows(Gluon):
 
 
 class Raw:
-    """Keys of the bare store: one is pushed in each step, one in every third, one from step DIE_AT on; and one of rows
+    """Keys of the bare store: one is pushed in each step, one in every third, one from step LATE on; and one of rows
     that is declared as a plain one."""
 
     def __init__(self, optimizer=None, behind_first=False):
@@ -151,7 +157,7 @@ class Raw:
     def step(self, step, rank):
         import mxnet as mx
 
-        due = {"always": True, "third": step % 3 == 0, "late": step >= DIE_AT, "rows": True}
+        due = {"always": True, "third": step % 3 == 0, "late": step >= LATE, "rows": True}
         for key in self._weights:
             gradient = mx.nd.full((4, 3), 4.0**rank)
             if key == "rows":
@@ -175,6 +181,13 @@ class Raw:
 
     def load(self, path):
         self.kv.load_optimizer_states(path)
+
+    def know_late(self, path):
+        """The file has a state of the key that was not pushed yet."""
+        with open(path, "rb") as file:
+            states = pickle.load(file)
+        with open(path, "wb") as file:
+            pickle.dump({**states, "late": copy.deepcopy(states["always"])}, file)
 
 
 def plain(nn):
@@ -261,6 +274,17 @@ def digest(arrays):
     return sha.hexdigest()[:16]
 
 
+def shown(content):
+    """Of a file of states, whose bytes depend on which of its objects are one."""
+    if hasattr(content, "asnumpy"):
+        return "%s of %s: %s" % (content.stype, content.dtype, content.asnumpy().tobytes().hex())
+    if isinstance(content, dict):
+        return "{%s}" % ", ".join("%r: %s" % (name, shown(one)) for name, one in content.items())
+    if isinstance(content, (list, tuple)):
+        return "[%s]" % ", ".join(map(shown, content))
+    return shown(vars(content)) if hasattr(content, "__dict__") else repr(content)
+
+
 def counted(optimizer):
     counts = {device: sorted(map(str, one.items())) for device, one in optimizer._all_index_update_counts.items()}
     schedule = getattr(optimizer, "m_schedule", None)
@@ -295,6 +319,12 @@ def main(names, folder):
     def say(what, name, value):
         print("worker %d: %s of %s: %s" % (rank, what, name, value), flush=True)
 
+    def say_states(what, name):
+        path = os.path.join(folder, "%s of %d" % (name, rank))
+        trained[name].save(path)
+        with open(path, "rb") as file:
+            say(what, name, hashlib.sha256(shown(pickle.load(file)).encode()).hexdigest()[:16])
+
     for step in range(first, STEPS):
         if step == JOIN_AT and not joins:
             print("worker %d waits for go" % rank, flush=True)
@@ -307,6 +337,7 @@ def main(names, folder):
                     one.load(path)
                 elif rank == 1:
                     one.save(path)
+                    one.know_late(path)
             first_kv._barrier()
         if step % EPOCH == 0:
             members = first_kv.members(step, {"seed": step, "array": [1.5]})
@@ -315,12 +346,13 @@ def main(names, folder):
                 for name, one in trained.items():
                     say("weights behind %d" % (step - 1), name, digest(one.weights()))
                     say("statistics", name, digest(one.statistics()))
+                    say_states("states behind %d" % (step - 1), name)
         dies = step == DIE_AT and rank == 0 and "grows" not in options
         if step == DIE_AT and "exact" in options:
             first_kv._barrier()
             if dies:
                 os.kill(os.getpid(), signal.SIGKILL)
-        takes = "uneven" not in options or rank != 1 or step % EPOCH == 0
+        takes = "uneven" not in options or ((rank != 1 or step % EPOCH == 0) and not (joins and step < JOIN_AT + EPOCH))
         if takes:
             for one in trained.values():
                 one.step(step, rank)
@@ -333,10 +365,7 @@ def main(names, folder):
                 say("weights behind %d" % step, name, digest(one.weights()))
     for name, one in trained.items():
         say("counts", name, counted(one.optimizer))
-        path = os.path.join(folder, "%s of %d" % (name, rank))
-        one.save(path)
-        with open(path, "rb") as file:
-            say("states", name, hashlib.sha256(file.read()).hexdigest()[:16])
+        say_states("states", name)
         if isinstance(one, Raw):
             say("ends", name, [weight[:, 0].tolist() for weight in one.weights()])
     first_kv._barrier()

@@ -175,7 +175,8 @@ def train(
             until_servers_are_back(session, marks, number - 1, folder)
         if cell.joins:
             given = {} if own is None else own.state()
-            members = all_members(cell, session, number - 1, {"history": list(history), **given})
+            given["history"] = list(history)
+            members = all_members(cell, number - 1, functools.partial(session.agree_on_members, number - 1, given))
         gradients = [np.full(ELEMENTS, gradient(session.rank, number, index), np.float32) for index in range(KEYS)]
         if blow is not None:
             blow.before_round(session)
@@ -278,13 +279,13 @@ def bring_another(cell: Cell, options: argparse.Namespace, arguments: Sequence[s
     threading.Thread(target=bring, daemon=True).start()
 
 
-def all_members(cell: Cell, session: Session, number: int, state: dict) -> List[int]:
+def all_members(cell: Cell, number: int, agree: Callable[[], Sequence[int]]) -> List[int]:
     """At this mark, when another process has joined in the place of one that is lost; or, from the blow on, a further
-    one."""
+    one. `agree()`: members(number) of whatever is trained."""
     wanted = set(range(cell.workers)) if cell.rejoins else {cell.workers} if number >= cell.hit_in else set()
     deadline = time.monotonic() + WAIT_S
     while True:
-        members = session.agree_on_members(number, state)
+        members = agree()
         if wanted <= set(members) or time.monotonic() > deadline:
             return list(members)
         time.sleep(0.05)
@@ -386,7 +387,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
             from p3.measure.chaos import trainings
 
             session = sessions.current()
-            trainings.train(options.training, session, journal, blow)
+            at_mark = functools.partial(all_members, cell) if cell.joins else None
+            trainings.train(options.training, session, journal, blow, at_mark)
         leave(session, blow, options)
     except Exception as error:
         journal("error", text=str(error))

@@ -269,8 +269,9 @@ def _is_possible(cell: Cell) -> bool:
         is_possible = cell.moment != "rendezvous" and not (cell.regains and cell.moment == "exit")
         return cell.training == NUMPY and cell.victim.role == "server" and is_possible
     if cell.joins:  # what the job may have trained is known where it was struck in the midst of a round
-        is_later = cell.moment in ("first-round", "mid-push", "mid-broadcast")
-        return cell.training == NUMPY and cell.victim.role == "worker" and is_later
+        is_numpy = cell.training == NUMPY
+        is_later = cell.moment in ("mid-push", "mid-broadcast") or (is_numpy and cell.moment == "first-round")
+        return (is_numpy or cell.fault == "rejoin") and cell.victim.role == "worker" and is_later
     if cell.departs:
         # Nobody goes on in a job that has not begun. How a worker was lost makes no difference to what it trained.
         is_later = cell.moment in ("mid-push", "mid-broadcast") and cell.blow == KILL

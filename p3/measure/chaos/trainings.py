@@ -2,13 +2,15 @@
 
 After each step a worker notes a digest of all its weights. Data and gradients depend on step and rank alone, so all
 workers must have come to the same digest after the same step, and a job that comes back must repeat those of its first
-start. Steps count from 1. In every EPOCH steps of a training that joins, rank 0 takes one less.
+start. Who joins begins with that of the others. Steps count from 1. In every EPOCH steps of a training that joins, rank
+0 takes one less.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import Callable, Dict
+import functools
+from typing import Callable, Dict, Optional
 from unittest import mock
 
 import mxnet as mx
@@ -147,13 +149,18 @@ MADE: Dict[str, Callable[[], OneNet]] = {
 }
 
 
-def train(name: str, session, journal, blow) -> None:
+def train(name: str, session, journal, blow, at_mark: Optional[Callable] = None) -> None:
+    """`at_mark(round, agree)`: before each step, calls agree() until all are there who are to take it."""
     mx.random.seed(1)  # the same first weights everywhere
     training, course = MADE[name](), COURSES[name]
     begun, _ = training.kv.resume(trainer=training.trainers)
     training.begin()
     journal("begun", round=begun, digest=digest(training))
     for number in range(begun + 1, course.rounds + 1):
+        if at_mark is not None:
+            at_mark(number - 1, functools.partial(training.kv.members, number - 1))
+            if number == begun + 1 > 1:  # this process has joined
+                journal("round", round=begun, digest=digest(training))
         if training.takes(number):
             struck = step(training, number, session, blow)
             blow = None if struck else blow
