@@ -24,8 +24,6 @@ def members(stores, round, state):
     own = tree.checked({} if state is None else state, "state")
     for store in stores:
         store.take_new_values()
-        for entry in list(store.keys.values()):
-            store_snapshots.restore(store, entry)  # or the servers would still lack what a snapshot has of it
     if session.entrance.is_on_trial:
         _settle(session, stores)
     return session.entrance.agree(round, lambda: _given(session, stores, own))

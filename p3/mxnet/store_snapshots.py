@@ -97,7 +97,8 @@ def own_of_store(store):
     if store.updates.here:
         own["states"] = _states(store.updates.updater)
         own["in_steps"] = [entry.id for entry in store.keys.values() if entry.in_steps]
-        if store.session.is_first:  # whose init tells the others
+        # The first one's init tells the others; where a job resumes that is who gets the part of the lowest rank.
+        if store.session.is_first or store.session.rank == min(store.session.members):
             weights = {entry.id: entry.weight for entry in store.keys.values() if entry.weight is not None}
             own["weights"] = {id: weight.copy() for id, weight in weights.items()}
     return own

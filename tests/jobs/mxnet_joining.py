@@ -3,7 +3,7 @@ before step JOIN_AT, once FOLDER has a file "go". With P3_ON_WORKER_LOSS=continu
 commas, which all train in one job, in turns, each with a store of its own. Among them may be: "grows": nobody dies, and
 one more comes; "uneven": a worker has fewer steps in each epoch, and who joins has none in its first one, and all end
 with join(); "exact": who dies does so between two steps; "loads": just before another one comes all load states that
-were saved in step 1.
+were saved in step 1; "snapshots": all take them, and a job that resumes from one repeats what was said behind that.
 
 Each worker says a digest of each case's weights behind each step, and at the end what its optimizers have counted and a
 digest of their states.
@@ -34,7 +34,8 @@ class Gluon:
         self.net = (net or plain)(gluon.nn)
         self.net.initialize(mx.init.Xavier())
         settings = {"learning_rate": 0.01, **(settings or {})}
-        self.trainer = gluon.Trainer(self.net.collect_params(), optimizer, settings, kvstore=self.kv, **(options or {}))
+        options = {"kvstore": self.kv, **(options or {})}
+        self.trainer = gluon.Trainer(self.net.collect_params(), optimizer, settings, **options)
         self._every, self._step = every, step or (lambda trainer: trainer.step(ROWS))
 
     def begin(self, joins):
@@ -251,6 +252,7 @@ def cases():
         "rows": lambda: Rows("adam"),
         "rows here": lambda: Rows("adam", options=here),
         "sparse weights": lambda: Rows("sgd", True),
+        "named": lambda: Gluon("adam", None, {**here, "kvstore": "p3_sync"}),
         "raw": Raw,
         "raw adam": lambda: Raw(mx.optimizer.Adam(learning_rate=0.1)),
         "raw lamb": lambda: Raw(mx.optimizer.LAMB(learning_rate=0.1)),
@@ -293,7 +295,7 @@ def counted(optimizer):
 
 def main(names, folder):
     names = names.split(",")
-    options = [name for name in names if name in ("grows", "uneven", "exact", "loads")]
+    options = [name for name in names if name in ("grows", "uneven", "exact", "loads", "snapshots")]
     names = [name for name in names if name not in options]
     import mxnet as mx
     import numpy as np
@@ -311,7 +313,9 @@ def main(names, folder):
     first_kv = next(iter(trained.values())).kv
     trainers = [one.trainer for one in trained.values() if isinstance(one, Gluon)]
     first, state = first_kv.resume(trainer=trainers)
-    assert (first, state) == ((JOIN_AT, {"seed": JOIN_AT, "array": [1.5]}) if joins else (0, {})), (first, state)
+    resumes = "snapshots" in options and first > JOIN_AT
+    wanted = (JOIN_AT, {"seed": JOIN_AT, "array": [1.5]}) if joins else (first if resumes else 0, {})
+    assert (first, state) == wanted, (first, state)
     for one in trained.values():
         one.begin(joins)
     rank = first_kv.rank
@@ -363,6 +367,8 @@ def main(names, folder):
         for name, one in trained.items():
             if takes or step % EPOCH == EPOCH - 1:
                 say("weights behind %d" % step, name, digest(one.weights()))
+        if "snapshots" in options:
+            first_kv.snapshot(step + 1, trainer=trainers)
     for name, one in trained.items():
         say("counts", name, counted(one.optimizer))
         say_states("states", name)

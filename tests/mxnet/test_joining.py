@@ -58,7 +58,7 @@ def train(folder, processes, cases, **env):
 
 def require_alike(said, cases):
     """All that workers have said of the same thing; and the newcomer took part."""
-    names = [one for one in cases if one not in ("grows", "uneven", "exact", "loads")]
+    names = [one for one in cases if one not in ("grows", "uneven", "exact", "loads", "snapshots")]
     came = job.WORKERS if "grows" in cases else 0
     told = defaultdict(dict)
     for rank, what, name, value in re.findall(r"worker (\d): (.*?) of ([^:]*): (.*)", said):
@@ -90,13 +90,26 @@ def require_alike(said, cases):
         ["fp16", "fp16 here", "2bit", "both ways"],
         ["uneven", "adam", "nadam"],
         ["uneven", "nadam here"],
-        ["grows", "adam", "adam here", "raw", "raw lamb"],
+        ["grows", "adam", "adam here", "named", "raw", "raw lamb"],
         ["loads", "adam", "adam here", "nadam", "raw adam", "raw lamb"],
     ],
     ids=", ".join,
 )
 def test_who_has_joined_has_the_weights_and_states_of_the_others_to_the_bit(tmp_path, processes, cases):
     require_alike(train(tmp_path, processes, cases), cases)
+
+
+def test_a_job_that_resumes_repeats_what_was_trained_with_who_had_joined(tmp_path, processes):
+    cases, names = ["snapshots", "adam", "adam here", "lamb", "raw adam"], ["adam", "adam here", "lamb", "raw adam"]
+    env = {"P3_SNAPSHOT_DIR": str(tmp_path / "snapshots"), "P3_SNAPSHOT_EVERY": "9"}
+    said = train(tmp_path, processes, cases, **env)
+    require_alike(said, cases)
+    command = [str(SCRIPTS / "mxnet_joining.py"), ",".join(cases), str(tmp_path)]
+    again = p3_run(tmp_path, processes, job.WORKERS, command, **env).wait(60)
+    assert again.code == 0, again
+    what = r"worker \d: ((?:weights behind (?:9|10|11)|counts|states) of .*)"
+    told, repeated = set(re.findall(what, said)), set(re.findall(what, again.out))
+    assert told == repeated and len(told) == 5 * len(names), (told ^ repeated)
 
 
 def test_sums_are_of_all_who_are_there(tmp_path, processes):
