@@ -150,6 +150,9 @@ def _settle(session, stores):
         for id, begun in own["keys"].items():
             store.keys[id].pushed, store.keys[id].in_steps = begun["pushed"], begun["in_steps"]
         store.saved_states.take(own["loaded"])
+        own["weights"].clear()  # they are in place, and large
+    for own in session.entrance.given["trainers"]:
+        own["arrays"].clear()
 
 
 def _updating(here, optimizer):

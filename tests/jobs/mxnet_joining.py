@@ -3,7 +3,8 @@ before step JOIN_AT, once FOLDER has a file "go". With P3_ON_WORKER_LOSS=continu
 commas, which all train in one job, in turns, each with a store of its own. Among them may be: "grows": nobody dies, and
 one more comes; "uneven": a worker has fewer steps in each epoch, and who joins has none in its first one, and all end
 with join(); "exact": who dies does so between two steps; "loads": just before another one comes all load states that
-were saved in step 1; "snapshots": all take them, and a job that resumes from one repeats what was said behind that.
+were saved in step 1; "resets": just before that all change weights by themselves; "snapshots": all take them, and
+a job that resumes from one repeats what was said behind that.
 
 Each worker says a digest of each case's weights behind each step, and at the end what its optimizers have counted and a
 digest of their states.
@@ -57,7 +58,16 @@ class Gluon:
         loss.backward()
 
     def join(self):
-        self.kv.join(None if self.trainer._update_on_kvstore else lambda store: self.trainer.update(ROWS))
+        def update(store):
+            if self._step is clipped:
+                clip(self.trainer)
+            self.trainer.update(ROWS)
+
+        self.kv.join(None if self.trainer._update_on_kvstore else update)
+
+    def reset(self):
+        _, parameter = min(self.net.collect_params().items())
+        parameter.set_data(parameter.data() * 0.5)
 
     def weights(self):
         parameters = sorted(self.net.collect_params().items())
@@ -226,11 +236,15 @@ def scheduled(mx):
     return {"lr_scheduler": mx.lr_scheduler.FactorScheduler(step=4, factor=0.7, base_lr=0.02)}
 
 
-def clipped(trainer):
+def clip(trainer):
     import p3.mxnet
 
-    trainer.allreduce_grads()
     p3.mxnet.clip_global_norm(trainer, 0.01)
+
+
+def clipped(trainer):
+    trainer.allreduce_grads()
+    clip(trainer)
     trainer.update(ROWS)
 
 
@@ -295,7 +309,7 @@ def counted(optimizer):
 
 def main(names, folder):
     names = names.split(",")
-    options = [name for name in names if name in ("grows", "uneven", "exact", "loads", "snapshots")]
+    options = [name for name in names if name in ("grows", "uneven", "exact", "loads", "resets", "snapshots")]
     names = [name for name in names if name not in options]
     import mxnet as mx
     import numpy as np
@@ -343,6 +357,9 @@ def main(names, folder):
                     one.save(path)
                     one.know_late(path)
             first_kv._barrier()
+        if "resets" in options and step == JOIN_AT and not joins:
+            for one in trained.values():
+                one.reset()
         if step % EPOCH == 0:
             members = first_kv.members(step, {"seed": step, "array": [1.5]})
             print("worker %d at %d knows %s" % (rank, step, list(members)), flush=True)

@@ -58,7 +58,7 @@ def train(folder, processes, cases, **env):
 
 def require_alike(said, cases):
     """All that workers have said of the same thing; and the newcomer took part."""
-    names = [one for one in cases if one not in ("grows", "uneven", "exact", "loads", "snapshots")]
+    names = [one for one in cases if one not in ("grows", "uneven", "exact", "loads", "resets", "snapshots")]
     came = job.WORKERS if "grows" in cases else 0
     told = defaultdict(dict)
     for rank, what, name, value in re.findall(r"worker (\d): (.*?) of ([^:]*): (.*)", said):
@@ -90,6 +90,8 @@ def require_alike(said, cases):
         ["fp16", "fp16 here", "2bit", "both ways"],
         ["uneven", "adam", "nadam"],
         ["uneven", "nadam here"],
+        ["uneven", "clipping"],
+        ["resets", "adam", "adam here", "fp16", "lamb"],
         ["grows", "adam", "adam here", "named", "raw", "raw lamb"],
         ["loads", "adam", "adam here", "nadam", "raw adam", "raw lamb"],
     ],
@@ -97,6 +99,11 @@ def require_alike(said, cases):
 )
 def test_who_has_joined_has_the_weights_and_states_of_the_others_to_the_bit(tmp_path, processes, cases):
     require_alike(train(tmp_path, processes, cases), cases)
+
+
+def test_who_joins_a_job_that_may_lose_servers(tmp_path, processes):
+    cases = ["adam here", "nadam here", "fp16 here", "clipping"]
+    require_alike(train(tmp_path, processes, cases, P3_ON_SERVER_LOSS="continue"), cases)
 
 
 def test_a_job_that_resumes_repeats_what_was_trained_with_who_had_joined(tmp_path, processes):
@@ -312,3 +319,55 @@ def test_states_that_nobody_can_hand_on_cost_only_who_wants_to_join(tmp_path, pr
     ended = run.wait(60)
     assert ended.code == 0 and "is done" in ended.out, ended
     assert came.code == 1 and "nobody can join this job: the optimizer's state" in came.err, came
+
+
+MODULE = """
+import os, sys, time
+import p3, mxnet as mx
+
+joins = "P3_JOIN" in os.environ
+mx.random.seed(2 if joins else 1)
+data = mx.sym.Variable("data")
+net = mx.sym.FullyConnected(mx.sym.FullyConnected(data, num_hidden=6, name="first"), num_hidden=3, name="second")
+net = mx.sym.LinearRegressionOutput(net, mx.sym.Variable("label"), name="out")
+kv = mx.kv.create("p3_sync")
+first, _ = kv.resume()
+module = mx.mod.Module(net, data_names=["data"], label_names=["label"])
+module.bind([("data", (4, 5))], [("label", (4, 3))])
+module.init_params(mx.init.Xavier())
+module.init_optimizer(kvstore=kv, optimizer=sys.argv[1], optimizer_params={"learning_rate": 0.125})
+for step in range(first, 9):
+    if step == 3:
+        print("waits for another one", flush=True)
+    while len(kv.members(step)) < 1 + (step >= 3):
+        time.sleep(0.01)
+    mx.random.seed(100 * step + kv.rank)
+    module.forward(mx.io.DataBatch([mx.nd.random.uniform(shape=(4, 5))], [mx.nd.random.uniform(shape=(4, 3))]))
+    module.backward()
+    module.update()
+    weights = [one.asnumpy().tobytes().hex() for _, one in sorted(module.get_params()[0].items())]
+    print("worker", kv.rank, "behind", step, "has", weights)
+"""
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "lamb"])
+def test_module_trains_on_with_who_joins(tmp_path, processes, optimizer):
+    (tmp_path / "job.py").write_text(MODULE)
+    run = p3_run(tmp_path, processes, 1, [str(tmp_path / "job.py"), optimizer], "--max-workers", "2")
+    said = run.read_until("waits for another one")
+    came = p3_join(tmp_path, processes, run, [str(tmp_path / "job.py"), optimizer])
+    ended, came = run.wait(60), came.wait(60)
+    assert ended.code == 0 and came.code == 0, (ended, came)
+    told = [re.findall(r"behind (\d) has (.*)", text) for text in (said + ended.out, came.out)]
+    assert told[0][3:] == told[1] and len(told[1]) == 6, told
+
+
+def test_nobody_joins_where_modules_update(tmp_path, processes):
+    (tmp_path / "job.py").write_text(MODULE)
+    env = {"MXNET_UPDATE_ON_KVSTORE": "0"}
+    run = p3_run(tmp_path, processes, 1, [str(tmp_path / "job.py"), "adam"], "--max-workers", "2", **env)
+    said = run.read_until("waits for another one")
+    came = p3_join(tmp_path, processes, run, [str(tmp_path / "job.py"), "adam"], **env).wait(60)
+    run.end()
+    assert "more workers than at the start and updates by Module itself (MXNET_UPDATE_ON_KVSTORE=0" in said, said
+    assert came.code == 1 and "nobody can join this job: its workers have Modules that update" in came.err, came
