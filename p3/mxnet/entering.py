@@ -148,7 +148,10 @@ def _settle(session, stores):
         for name, shape, dtype, is_sparse, options in own["former"]:
             session.declare(name, shape, dtype, store.number, is_sparse, options=options)
         for id, begun in own["keys"].items():
-            store.keys[id].pushed, store.keys[id].in_steps = begun["pushed"], begun["in_steps"]
+            entry = store.keys[id]
+            entry.pushed = begun["pushed"]
+            if not store.updates.hands_out_sums:  # else a Trainer has said so, or nobody knows where its sums go
+                entry.in_steps = begun["in_steps"]
         store.saved_states.take(own["loaded"])
         own["weights"].clear()  # they are in place, and large
     for own in session.entrance.given["trainers"]:

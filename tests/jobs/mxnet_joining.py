@@ -389,7 +389,7 @@ def main(names, folder):
     for name, one in trained.items():
         say("counts", name, counted(one.optimizer))
         say_states("states", name)
-        if isinstance(one, Raw):
+        if name == "raw":
             say("ends", name, [weight[:, 0].tolist() for weight in one.weights()])
     first_kv._barrier()
 

@@ -88,7 +88,7 @@ def require_alike(said, cases):
         ["adam here", "nadam here", "lamb", "lbsgd", "half here", "scaled", "clipping"],
         ["rows", "rows here", "sparse weights", "raw", "raw lamb", "raw behind"],
         ["fp16", "fp16 here", "2bit", "both ways"],
-        ["uneven", "adam", "nadam"],
+        ["uneven", "adam", "nadam", "lamb"],
         ["uneven", "nadam here"],
         ["uneven", "clipping"],
         ["resets", "adam", "adam here", "fp16", "lamb"],

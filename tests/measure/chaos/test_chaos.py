@@ -44,10 +44,11 @@ def test_the_matrix_brings_every_training_back_and_replaces_every_worker_that_ca
     restarted = {cell.training for cell in gluon if cell.fault == "restart"}
     replaced = {(cell.training, cell.victim.rank) for cell in gluon if cell.fault == "replace"}
     departed = {(cell.training, cell.victim.rank) for cell in gluon if cell.fault == "depart"}
-    assert {cell.fault for cell in gluon} == {"restart", "replace", "depart"}
+    assert {cell.fault for cell in gluon} == {"restart", "replace", "depart", "rejoin"}
     assert restarted == TRAININGS.keys() - {NUMPY}
     assert replaced == {(training, rank) for training in restarted - {"fp16-sums"} for rank in range(2)}
-    assert departed == {(training, rank) for training in restarted for rank in range(3)}
+    rejoined = {(cell.training, cell.victim.rank) for cell in gluon if cell.fault == "rejoin"}
+    assert departed == rejoined == {(training, rank) for training in restarted for rank in range(3)}
 
 
 def test_the_matrix_loses_every_worker_in_every_way_at_every_moment_of_a_job_that_goes_on():
