@@ -1,6 +1,8 @@
 """Processes that join a running job of MXNet: from then on all workers have the same weights and states, to the bit."""
 
+import os
 import re
+import signal
 import sys
 from collections import defaultdict
 from importlib.util import find_spec
@@ -12,6 +14,7 @@ if find_spec("mxnet") is None:
     pytest.skip("MXNet is not installed", allow_module_level=True)
 
 import forked
+from joined_jobs import worker
 from plugin_jobs import SCRIPTS
 from processes import Process
 
@@ -226,6 +229,25 @@ def test_one_with_another_script_is_refused_by_name_and_the_job_goes_on(tmp_path
     ended, last = run.wait(60), last.wait(60)
     assert ended.code == 0 and last.code == 0, (ended, last)
     told = re.findall("ends with (.*)", told + ended.out + last.out)
+    assert len(told) == 3 and len(set(told)) == 1, told
+
+
+def test_who_has_joined_gives_to_others_when_it_has_become_the_first(tmp_path, processes):
+    path = tmp_path / "job.py"
+    path.write_text(SCRIPT)
+    run = p3_run(tmp_path, processes, 1, [str(path), "others"], "--max-workers", "4")
+    run.read_until(" trains")
+    joining = [p3_join(tmp_path, processes, run, [str(path), "others"])]
+    joining[0].read_until(" trains")
+    os.kill(worker(run, 0), signal.SIGKILL)
+    run.read_until("The others go on without it")
+    joining += [p3_join(tmp_path, processes, run, [str(path), "others"]) for _ in range(2)]
+    for one in joining[1:]:
+        one.read_until(" trains")
+    (tmp_path / "end").touch()
+    ended, came = run.wait(60), [one.wait(60) for one in joining]
+    assert ended.code == 0 and all(one.code == 0 for one in came), (ended, came)
+    told = re.findall("ends with (.*)", "".join(one.out for one in came))
     assert len(told) == 3 and len(set(told)) == 1, told
 
 
