@@ -262,12 +262,6 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
 cdef extern from "p3/server.h" namespace "p3" nogil:
     cdef cppclass ServerOptions:
         pass
-    cdef struct Pushed "p3::LostWorker::Pushed":
-        uint32_t wire_key
-        uint64_t round
-    cdef cppclass LostWorker:
-        string problem
-        vector[Pushed] pushed
     cdef cppclass Server:
         @staticmethod
         unique_ptr[Server] make(int, int, int, ServerOptions) except +raise_as_python
@@ -284,15 +278,13 @@ cdef extern from "p3/server.h" namespace "p3" nogil:
         cbool drop_store(int) except +raise_as_python
         void load(uint32_t, uint32_t, uint8_t, const void*, size_t) except +raise_as_python
         void set_optimizer(int, const OptimizerSpec&) except +raise_as_python
-        LostWorker lose_worker(int) except +raise_as_python
         void dismiss_worker(int) except +raise_as_python
         void inherit(int) except +raise_as_python
         void open(const vector[int]&) except +raise_as_python
         cbool awaits_claims() except +raise_as_python
         void hand_over(int) except +raise_as_python
         string admit_worker(int) except +raise_as_python
-        void fill(int, const vector[Pushed]&, cbool) except +raise_as_python
-        void replace_worker(int, unique_ptr[Stream]) except +raise_as_python
+        void connect_worker(int, unique_ptr[Stream]) except +raise_as_python
         optional[Error] error() except +raise_as_python
         int event_fd() noexcept
         cbool finished() noexcept

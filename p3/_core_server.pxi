@@ -46,7 +46,7 @@ cdef class P3Server:
         self.running().leave_empty(worker, label)
 
     def expect_worker(self, int worker, str label not None):
-        """Its connection comes later, by replace_worker(): this server comes back to a job that runs."""
+        """Its connection comes later, by connect_worker(): this server comes back to a job that runs."""
         self.running().expect_worker(worker, label)
 
     def add_watch(self, int fd, str label not None, *, Tls tls=None):
@@ -98,15 +98,8 @@ cdef class P3Server:
         """`description` as p3.plan.optimizers has them: {"name": "sgd", "momentum": 0.9, ...}"""
         self.running().set_optimizer(store, optimizer_spec(description))
 
-    def lose_worker(self, int worker):
-        """Why no other process can replace it, or ""; and by wire key the last round that it pushed."""
-        cdef LostWorker lost
-        with nogil:
-            lost = self.running().lose_worker(worker)
-        return lost.problem, {pushed.wire_key: pushed.round for pushed in lost.pushed}
-
     def dismiss_worker(self, int worker):
-        """It is lost, and nobody will take its place."""
+        """It is lost, and the others go on without it."""
         with nogil:
             self.running().dismiss_worker(worker)
 
@@ -140,16 +133,10 @@ cdef class P3Server:
             problem = self.running().admit_worker(worker)
         return problem
 
-    def fill(self, int worker, rounds, cbool skips=False):
-        """`rounds`: by wire key."""
-        cdef vector[Pushed] pushed = [{"wire_key": wire_key, "round": number} for wire_key, number in rounds.items()]
-        with nogil:
-            self.running().fill(worker, pushed, skips)
-
-    def replace_worker(self, int worker, int fd, *, ring=(), Tls tls=None):
+    def connect_worker(self, int worker, int fd, *, ring=(), Tls tls=None):
         cdef unique_ptr[Stream] stream = stream_of(fd, ring, False, released(tls))
         with nogil:
-            self.running().replace_worker(worker, move(stream))
+            self.running().connect_worker(worker, move(stream))
 
     def fail(self, str text not None):
         cdef string told = text

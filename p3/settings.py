@@ -76,6 +76,16 @@ def _choice(*allowed: str) -> Callable[[str], str]:
     return _text(allowed.__contains__, "one of " + ", ".join(allowed))
 
 
+
+def _on_worker_loss(text: str) -> str:
+    if text == "wait":
+        raise ValueError(
+            'fail or continue: "wait" was taken out. Use --on-worker-loss continue --rejoin: another process takes a '
+            "lost worker's place at the workers' next members(round)"
+        )
+    return _choice("fail", "continue")(text)
+
+
 def _ports(text: str) -> Tuple[int, ...]:
     """`9100-9107,9200`, each once."""
     found = []
@@ -236,7 +246,7 @@ class Settings:
         "P3_LOCAL_AGGREGATION", True, _flag,
         "`1`: the workers of a machine add up their gradients before they leave it, and one copy of each value comes "
         "back. `0`: each pushes on its own; the bits are the same, but where gradients are compressed. Leave it alone; "
-        "`P3_ON_WORKER_LOSS=wait` or `continue`, and `P3_ON_SERVER_LOSS=continue`, turn it off.",
+        "`P3_ON_WORKER_LOSS=continue` and `P3_ON_SERVER_LOSS=continue` turn it off.",
         common=True,
     )
 
@@ -281,10 +291,10 @@ class Settings:
         "works for longer while others wait in a barrier.",
     )
     on_worker_loss: str = _setting(
-        "P3_ON_WORKER_LOSS", "fail", _choice("fail", "wait", "continue"),
-        "`fail`: a lost worker ends the job. `wait`: the others wait for another process of its rank, at most half of "
-        "`P3_WAIT_TIMEOUT_S`, and train on with it ([how](reliability.md#replacing-a-worker)). `continue`: they train "
-        "on without it ([how](reliability.md#going-on-without-a-worker)).",
+        "P3_ON_WORKER_LOSS", "fail", _on_worker_loss,
+        "`fail`: a lost worker ends the job. `continue`: the others train on without it "
+        "([how](reliability.md#going-on-without-a-worker)), and another process may [join](reliability.md#joining) in "
+        "its place.",
         common=True,
     )
     on_server_loss: str = _setting(
@@ -379,9 +389,6 @@ class Settings:
         of_servers = choices.of_server_losses(values.get("on_server_loss", "fail"))
         if of_servers and values.setdefault("local_aggregation", False):
             raise ConfigError(combinations.refusal(*of_servers, choices.AGGREGATION))
-        text = combinations.refusal(*of_servers, *of_losses)
-        if text:
-            raise ConfigError(text)
         return cls(**values)
 
     @property
@@ -391,14 +398,6 @@ class Settings:
 
     @property
     def outlives_workers(self) -> bool:
-        return self.on_worker_loss != "fail"
-
-    @property
-    def replaces_workers(self) -> bool:
-        return self.on_worker_loss == "wait"
-
-    @property
-    def goes_on_without(self) -> bool:
         return self.on_worker_loss == "continue"
 
     @property
@@ -421,9 +420,9 @@ class Settings:
         return self.max_workers or self.num_workers
 
     @property
-    def replacement_timeout_s(self) -> float:
-        """That others wait for a lost worker's successor: the job then fails of the loss, before a barrier gives up. Or
-        for one that has entered and is not at their side yet: it then departs."""
+    def trial_s(self) -> float:
+        """That the others wait, while nothing moves, for one that has entered the job and is not at their side yet: it
+        then departs, before their barrier gives up."""
         return self.wait_timeout_s / 2
 
     def require(self, *names: str) -> None:
@@ -455,7 +454,7 @@ class Settings:
         if most < first:
             raise ConfigError("P3_MAX_WORKERS=%d must not be below DMLC_NUM_WORKER=%d, with which the job begins"
                               % (most, first))  # fmt: skip
-        if most > first and not self.goes_on_without:
+        if most > first and not self.outlives_workers:
             raise ConfigError(
                 "P3_MAX_WORKERS=%d is more than DMLC_NUM_WORKER=%d, and others can join only jobs that go on without "
                 "lost workers: set P3_ON_WORKER_LOSS=continue, or unset P3_MAX_WORKERS" % (most, first)
@@ -492,7 +491,7 @@ REMOVED = {
     "P3_LISTEN_FD": "pass --listen-fd to p3 exec",
     "P3_NOTSENT_LOWAT": "unset it; 128 KiB may wait unsent on each connection",
     "P3_PYTHON": "unset it; Python must have the same path on every host",
-    "P3_REJOIN_TIMEOUT_S": "set P3_WAIT_TIMEOUT_S to twice as much; P3 waits for a lost worker for half of that",
+    "P3_REJOIN_TIMEOUT_S": "unset it; the others wait for one that joins the job for half of P3_WAIT_TIMEOUT_S",
     "P3_RING_BYTES": "unset it; a connection through shared memory has 512 KiB each way",
     "P3_ROUTE": "unset it; in each round a sparse key takes the route that needs fewer bytes",
     "P3_STAGE_GRADIENTS": "unset it; MXNet copies only those gradients that P3 cannot read in place",

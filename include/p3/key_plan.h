@@ -110,7 +110,7 @@ struct KeyPlan {
 class Optimizer;
 
 // Why no key can have such a plan, in words; empty: one can. And why none can in a job of so many workers, or if any of them
-// may be replaced; and with that optimizer on its servers. What scripts ask for, their session refuses before, and says what
+// may be lost; and with that optimizer on its servers. What scripts ask for, their session refuses before, and says what
 // to do.
 std::string problem_with(const KeyPlan& plan);
 std::string problem_with(const KeyPlan& plan, int workers, bool outlives_workers);

@@ -46,16 +46,6 @@ struct ServerOptions {
   bool outlives_workers = false;
 };
 
-// What a server knows of a worker that is lost.
-struct LostWorker {
-  std::string problem;  // why no other process can take its place; empty: one can
-  struct Pushed {
-    uint32_t wire_key;
-    uint64_t round;  // the last one that it has pushed, of any slice or partition; 0: none
-  };
-  std::vector<Pushed> pushed;
-};
-
 class Server {
  public:
   // Throws Error(kUsage) if there is no such job.
@@ -66,10 +56,10 @@ class Server {
   virtual void add_worker(int worker, std::unique_ptr<Stream> stream, std::string label) = 0;
   virtual void add_watch(std::unique_ptr<Stream> stream, std::string label) = 0;
   // With outlives_workers, also before start(): this rank's place is empty, as if its worker had been dismissed before the
-  // first round. admit_worker() and replace_worker() let a process in. Throws Error(kUsage) in another job.
+  // first round. admit_worker() and connect_worker() let a process in. Throws Error(kUsage) in another job.
   virtual void leave_empty(int worker, std::string label) = 0;
   // With outlives_workers, also before start(), of a server that comes back to a job that runs: this worker takes part from
-  // the beginning, and its connection comes later, by replace_worker(), behind which it claims what it has. How many first
+  // the beginning, and its connection comes later, by connect_worker(), behind which it claims what it has. How many first
   // values it has had may differ from others, as of one that came later. Throws Error(kUsage) in another job.
   virtual void expect_worker(int worker, std::string label) = 0;
   virtual void start() = 0;
@@ -101,28 +91,21 @@ class Server {
 
   // What was copied for that snapshot at worker 0's request (Worker::capture). Copies for earlier ones are dropped.
   virtual std::vector<CapturedArray> take_captured(uint64_t snapshot) = 0;
-  // Replacing a worker, with outlives_workers. Each returns when it is done; not from a thread of the core.
+  // Going on without a worker, with outlives_workers. Each returns when it is done; not from a thread of the core.
   //
   // The worker is gone, whether this server has noticed or not: its connection is closed, partly received frames are
-  // discarded, and nothing more is sent to it.
-  virtual LostWorker lose_worker(int worker) = 0;
-  // The same, and nobody will take its place: from here on each round of each key, also of one that is defined later, is
+  // discarded, and nothing more is sent to it. From here on each round of each key, also of one that is defined later, is
   // completed without a gradient of it, as if it skipped; a mean (Reduction::kMean) is over those who have not departed.
   // What rank 0 may do, the one may do from here on that has been there longest: of those from the beginning the lowest
   // rank. The server fails if others need what only this worker could have given.
   virtual void dismiss_worker(int worker) = 0;
-  // Takes that back, for another process of that rank: replace_worker() lets it in, and from here on nothing is completed
+  // Takes that back, for another process of that rank: connect_worker() lets it in, and from here on nothing is completed
   // without it. Between rounds: all operations of the others are complete, and none begins before this returns. Returns
   // why it cannot be, else "".
   virtual std::string admit_worker(int worker) = 0;
-  // For each of these keys, completes the rounds up to the given one in place of the lost worker, as they begin,
-  // without a gradient. May be called again, for more. `skips`: the worker would have skipped them, so if all others
-  // skip a round, it was the last; otherwise its successor goes on, and such a round leaves the value as it is.
-  virtual void fill(int worker, const std::vector<LostWorker::Pushed>& rounds, bool skips = false) = 0;
-  // Lets in another process of that rank. For keys that its predecessor had, its first frame is an absent kInit of
-  // round 0: a request for the value of the last round that its predecessor pushed, or that is filled; its next push
-  // follows that. Of a worker that is expected: its connection.
-  virtual void replace_worker(int worker, std::unique_ptr<Stream> stream) = 0;
+  // The connection of one that was admitted, or is expected. Of the former, for keys that have a value, the first frame is
+  // an absent kInit of round 0: a request for that value; its next push is of the next round.
+  virtual void connect_worker(int worker, std::unique_ptr<Stream> stream) = 0;
 
   // That server of the job is lost, and this one is its heir: it has a shard for each slice that the other one had of each
   // key, and what was of it, the workers say (Worker::inherit). Keys that are defined later it has for both. Throws

@@ -112,9 +112,9 @@ class Worker {
   // Of a key with deep gradient compression (top-k), before its first push: the momentum of the servers' SGD, which
   // this worker applies; and the largest norm of what this worker adds to the rescaled gradient, 0: any.
   void set_momentum(int key, double momentum, double clip_norm);
-  // The job's plan for it. Operations requested earlier start now, in their order. `catches_up`: this worker has taken
-  // the place of one that is lost, and the job has the key already. Its first init is a request on rank 0, too, and the
-  // landing array gets the value of the round after which this worker goes on.
+  // The job's plan for it. Operations requested earlier start now, in their order. `catches_up`: this worker has entered
+  // a running job, which has the key already. Its first init is a request on rank 0, too, and the landing array gets the
+  // value of the round after which this worker goes on.
   void agree(int key, const KeyPlan& plan, bool catches_up = false);
 
   // Whether nothing is under way or waits to be done with the key, nor borrowed of it. Rows whose move nobody's push has

@@ -11,7 +11,7 @@ first key of a store says whether the servers are to tell its norm.
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, Hashable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from p3.cluster.demand import Demand
 from p3.cluster.heirs import Heirs
@@ -100,17 +100,12 @@ class Agreement:
         self._vacant = list(vacant)  # ranks of those that have departed, or have not come yet
         self._snapshots = SnapshotParts(self._workers, self._servers)
         self._demand = Demand(self._workers)
-        self.resumed = 0  # the round of the snapshot that the job began with
-        self.joins = 0  # times that all workers have called join()
-        self.joined_at = 0  # and the steps that were behind the job by then
-        self.is_uneven = False  # workers have called it behind different steps
-        self._joined: Dict[Node, dict] = {}  # what those have said who have called it since
+        self._joined: Set[Node] = set()  # who has called join(), while not all have
         self._claim_bytes: Dict[Node, int] = {}
         self._left: Set[Node] = set()
 
     def receive(self, node: Node, message: dict) -> Sent:
-        """Raises DisagreementError, or ProtocolError if the node may not say that now; both fail the job. The scheduler
-        may speak for a lost worker."""
+        """Raises DisagreementError, or ProtocolError if the node may not say that now; both fail the job."""
         if message["kind"] not in _FROM[node.role] or node in self._left:
             raise ProtocolError("%s sent a %r message, which is not allowed now" % (node, message["kind"]))
         if node.role == "worker" and node in self._releasing.get(message.get("store"), ()):
@@ -118,52 +113,9 @@ class Agreement:
                                 % (node, message["kind"], message["store"]))  # fmt: skip
         return getattr(self, "_on_" + message["kind"])(node, message)
 
-    # Replacing a worker (see losses.py)
-
-    def stores(self) -> Dict[int, int]:
-        """Of each key that the servers have been told to define: its store, by wire key."""
-        return {wire_key: agreed["store"] for wire_key, agreed in self._agreed.items()}
-
     def entries_unused(self) -> List[str]:
         """Names in the strategy that no key of the job has had so far."""
         return self._strategies.entries_unused()
-
-    def barriers_entered(self, node: Node) -> int:
-        return self._barriers_entered.get(node, 0)
-
-    def lose(self, node: Node) -> Sent:
-        """A worker is gone, and does not write or check its part of a snapshot that is under way."""
-        return self._without(node)
-
-    def joined(self, node: Node) -> Optional[int]:
-        """Behind which step it has called the join() that is not over; None: it has not."""
-        return self._joined[node]["step"] if node in self._joined else None
-
-    def joins_called(self, node: Node) -> int:
-        return self.joins + (node in self._joined)
-
-    def barriers(self) -> List[Tuple[int, Set[Node]]]:
-        """Those under way, and who has entered them."""
-        return sorted(self._barriers.items())
-
-    def catch_up(self, node: Node, step: int, rounds: Mapping[int, int]) -> List[dict]:
-        """What a worker that has taken a lost one's place, behind that step and these rounds of the keys, must be told
-        of the past. What is being decided, it hears as the others do."""
-        self._snapshots.come_back(node, step)
-        return self._past(rounds)
-
-    def _past(self, rounds: Mapping[int, int]) -> List[dict]:
-        told = [
-            dict(agreed, catch_up=rounds.get(wire_key, 0))
-            for wire_key, agreed in sorted(self._agreed.items())
-            if ("defined", wire_key) not in self._questions
-        ]
-        for (store, name), claims in sorted(self._options.items()):
-            value = claims.get(self._workers[0])
-            if value and ("option_set", (store, name)) not in self._questions:
-                told.append({"kind": "option_agreed", "store": store, "name": name, "value": value})
-        joined = [message for _, message in sorted(self._joined.items(), key=lambda item: item[0])]
-        return told + list(self._orders.values()) + joined
 
     # Going on without a worker
 
@@ -186,7 +138,7 @@ class Agreement:
                 del self._releasing[store]
         self._resting.pop(node, None)
         told += self._replan_if_all_rest()
-        self._joined.pop(node, None)
+        self._joined.discard(node)
         told += self._end_join()
         told += self._snapshot_without(self._snapshots.depart(node, self._workers[0])) + self._checks_without(node)
         told += self._demand.depart(node, was_first, self._absent())
@@ -281,7 +233,20 @@ class Agreement:
         self._workers.append(node)  # the last to become the first
         self._barriers_entered[node] = self.mark.number
         self._snapshots.enter(node)
-        return self._past({})
+        return self._past()
+
+    def _past(self) -> List[dict]:
+        """What is being decided, who enters hears as the others do."""
+        told = [
+            dict(agreed, catches_up=True)
+            for wire_key, agreed in sorted(self._agreed.items())
+            if ("defined", wire_key) not in self._questions
+        ]
+        for (store, name), claims in sorted(self._options.items()):
+            value = claims.get(self._workers[0])
+            if value and ("option_set", (store, name)) not in self._questions:
+                told.append({"kind": "option_agreed", "store": store, "name": name, "value": value})
+        return told + list(self._orders.values())
 
     def demand_anew(self) -> Sent:
         """Behind enter(): a snapshot that somebody waits for is asked for again, of all."""
@@ -568,7 +533,8 @@ class Agreement:
         if stop:
             return stop
         self._check_nobody_waits_for_the_gone()
-        return self._without(node)
+        self._snapshots.leave(node)
+        return self._given_up_snapshot() + self._checks_without(node) + self._demand.drop()
 
     def _stop_if_all_have_left(self) -> Sent:
         return self._to(self._servers, {"kind": "stop"}) if self._left >= set(self._workers) else []
@@ -671,7 +637,7 @@ class Agreement:
         return self._answered(node, "snapshot_checked", message["round"])
 
     def _checks_without(self, node: Node) -> Sent:
-        """Nobody waits for a worker that is gone: what its part is worth, its successor finds out."""
+        """Nobody waits for a worker that is gone."""
         asked = [name for name, question in self._questions.items()
                  if name[0] == "snapshot_checked" and node in question.unanswered]  # fmt: skip
         return [sent for _, round in asked for sent in self._answered(node, "snapshot_checked", round)]
@@ -683,7 +649,6 @@ class Agreement:
 
     def _on_resume(self, node: Node, message: dict) -> Sent:
         self._require_first(node, message)
-        self.resumed = message["round"]
         return self._to(self._workers, message)
 
     def _on_load_snapshot(self, node: Node, message: dict) -> Sent:
@@ -693,21 +658,17 @@ class Agreement:
     def _on_joined(self, node: Node, message: dict) -> Sent:
         if message["worker"] != node.rank:
             raise ProtocolError("%s says that worker %d has joined" % (node, message["worker"]))
-        if node in self._joined:  # or the one whose place it has taken had
-            return []
-        self._joined[node] = message
-        steps = {each["step"] for each in self._joined.values()}
-        self.is_uneven |= len(steps) > 1
+        if node in self._joined:
+            raise ProtocolError("%s has joined twice" % (node,))
+        self._joined.add(node)
         over = self._end_join()
         demanded = self._demand.rest() if self._joined else over
         return self._to(self._workers, message) + self._given_up_snapshot() + demanded
 
     def _end_join(self) -> Sent:
         """If all have called it."""
-        if not self._joined or not self._joined.keys() >= set(self._workers):
+        if not self._joined or not self._joined >= set(self._workers):
             return []
-        self.joins += 1
-        self.joined_at = max(each["step"] for each in self._joined.values())
         self._joined.clear()
         return self._demand.go_on(self._absent())
 
@@ -715,13 +676,8 @@ class Agreement:
         """Workers that come to no end of a step now."""
         return {node for node in self._workers if node in self._joined or self._snapshots.has_left(node)}
 
-    def _without(self, node: Node) -> Sent:
-        """A worker that is gone."""
-        self._snapshots.leave(node)
-        return self._given_up_snapshot() + self._checks_without(node) + self._demand.drop()
-
     def _given_up_snapshot(self) -> Sent:
-        return self._snapshot_without(self._snapshots.given_up(set(self._joined)))
+        return self._snapshot_without(self._snapshots.given_up(self._joined))
 
     def _snapshot_without(self, round: Optional[int]) -> Sent:
         """Of that round there is none, as somebody takes no part any more; None: nothing has changed."""
@@ -808,11 +764,6 @@ class Agreement:
     @staticmethod
     def _to(nodes: Sequence[Node], message: dict) -> Sent:
         return [(node, message) for node in nodes]
-
-
-def joined_message(node: Node, step: int) -> dict:
-    """Of a lost worker, which takes part in no snapshot."""
-    return {"kind": "joined", "worker": node.rank, "step": step, "round": 0}
 
 
 def _at(word: dict) -> dict:

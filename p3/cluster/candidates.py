@@ -40,5 +40,5 @@ class Candidate:
         roster.replace(node, self.entry)
         entered = {"barrier": mark.number, "round": mark.round}
         self.entry.stream.send(
-            {"kind": "welcome", "rank": node.rank, "rejoined": None, "entered": entered, "outlived": outlived}
+            {"kind": "welcome", "rank": node.rank, "entered": entered, "outlived": outlived}
         )

@@ -71,7 +71,7 @@ class Demand:
         return self._ask(absent) if self._rests else []
 
     def drop(self) -> Sent:
-        """A worker has left, or is lost: what is not over is withdrawn for good."""
+        """A worker has left: what is not over is withdrawn for good."""
         withdrawn = self.rest()
         self._rests = self._ends = False
         return withdrawn

@@ -107,7 +107,7 @@ class Entrances:
     def _candidate(self, entry: Entry) -> _Candidate:
         """RendezvousError if it can never enter."""
         join, label = entry.join, label_of(entry.join)
-        if not self._settings.goes_on_without:
+        if not self._settings.outlives_workers:
             raise RendezvousError("%s wants to join the job, which does not go on without lost workers: "
                                   "--on-worker-loss continue, P3_ON_WORKER_LOSS" % label)  # fmt: skip
         workers = self._roster.nodes("worker")
@@ -264,7 +264,7 @@ class Entrances:
         """From now on for so long, if nothing moves."""
         self._end_deadline(node)
         text = "%s: %s has joined the job, and did not come to members() within %g s (half of P3_WAIT_TIMEOUT_S)."
-        wait_s = self._settings.replacement_timeout_s
+        wait_s = self._settings.trial_s
         self._deadlines[node] = asyncio.get_running_loop().call_later(
             wait_s, lambda: self.expel(self._roster.by_node[node], text % (self._label, node, wait_s))
         )

@@ -52,7 +52,6 @@ class Member:
     workers: List[Optional[dict]]  # host, local, machine; by rank; None: a place that no process has had
     began_with: int  # workers
     strategy: Strategy  # Strategy.choices of the job's
-    rejoined: Optional[dict]  # of a worker that takes a lost one's place: see messages.py
     entered: Optional[dict]  # of one that has entered a running job, or is a server that comes back
     server_changes: int  # how often a server of the job had been lost or come back by then
     outlived = False  # the scheduler, by its nodes: another one takes its place if it dies
@@ -174,14 +173,12 @@ class Member:
         settings = self._settings
         self._label = "%s (%s)" % (settings.role, self.host)
         patience_s: Optional[float] = settings.rendezvous_timeout_s + _MARGIN_S
-        if settings.replaces_workers:  # a lost worker's place is not open before the others are behind that step
-            patience_s = patience_s + settings.stuck_s if settings.stuck_s > 0 else None
         if settings.joins:  # _enter() has a deadline
             patience_s = None
         welcome = await self._receive_within(patience_s, "welcome")
         self.node = Node(settings.role, welcome["rank"], self.host)
         self._label = str(self.node)
-        self.rejoined, self.entered, self.outlived = (welcome[name] for name in ("rejoined", "entered", "outlived"))
+        self.entered, self.outlived = welcome["entered"], welcome["outlived"]
         nodes = await self._receive_within(patience_s, "nodes")
         self.servers, self.workers, self.began_with = nodes["servers"], nodes["workers"], nodes["began_with"]
         self.server_changes = nodes["server_changes"]

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping
 from p3.errors import ProtocolError
 from p3.plan.key_plan import REDUCTIONS, UPDATES
 
-PROTOCOL_VERSION = 21
+PROTOCOL_VERSION = 22
 MAX_BYTES_BEFORE_JOIN = 4 << 10
 MAX_BYTES = 16 << 20
 MAX_GROUPS = 16  # of layers, in a worker's report of its waits
@@ -98,25 +98,7 @@ def _object(fields: Dict[str, Check]) -> Check:
 
 
 _SNAPSHOT_PART = _object({"role": _str, "rank": _int, "bytes": _int, "sha256": _sha256})
-# Of optimizers and Trainers (Session.describe_optimizers): all plain numbers, and how often each device has updated
-# each key, as [[device, [[key, updates], ...]], ...].
-_COUNTS = _list_of(_pair_of(_int, _list_of(_pair_of(_name, _int))))
-_OPTIMIZER = _object({"plain": _flat, "scheduler": _flat, "counts": _COUNTS, "device": _int})
-_TRAINER = _object({"scale": _flat, "loss_scaler": _flat})
-# By store, null where workers update. Null for all of it: nobody could tell.
-_NUMBERS = _or_none(_object({"optimizers": _values(_or_none(_OPTIMIZER)), "trainers": _list_of(_TRAINER)}))
 _ROUNDS = {"keys": _list_of(_int), "rounds": _list_of(_int)}  # see columns()
-# What a process that takes a lost worker's place must know.
-_REJOINED = {
-    "step": _int,  # that is behind the job
-    "resumed": _int,  # the round of the snapshot that the job was resumed from, 0: none
-    "barriers": _int,  # that its predecessor counts as having entered
-    "joins": _int,  # calls of join() that are over
-    "in_join": _bool,  # the last one came right behind that step
-    "lost": _int,  # how many processes of that rank are gone
-    "marked": _bool,  # the script says where steps end
-    "numbers": _NUMBERS,
-}
 # agree_on_members() of a worker at which another process may enter: how many steps are behind it, as the script counts,
 # and why none can enter this script's job, or "".
 _MARK = _object({"round": _int, "problem": _str})
@@ -224,20 +206,8 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     "mark": {"number": _int, "round": _int},  # to that question: so many steps are behind it, and it waits there
     "load_snapshot": {"round": _int},  # worker 0, to servers: what fits of their own parts is the first values of keys
     "resume": {"round": _int},  # worker 0's choice of a snapshot, 0: none; also from the scheduler to all workers
-    # It has called join() behind that step, and takes no part in snapshots behind that round; also to all workers.
-    "joined": {"worker": _int, "step": _int, "round": _int},
-    "place": {  # where a worker stands, as to a lost one (p3/worker/replacement/steps.py)
-        "rank": _int,  # of the lost one
-        "attempt": _int,
-        "state": _one_of("in", "skipping", "joined", "behind"),
-        "step": _int,
-        **_ROUNDS,
-        "numbers": _NUMBERS,
-        "marked": _bool,
-    },
-    # A server of a lost worker: why it cannot be replaced, or ""; and the last round of each key that it has pushed.
-    "lost_at": {"rank": _int, "problem": _str, **_ROUNDS},
-    "filled": {"rank": _int},  # and the server's door is open for another process of that rank
+    # It has called join(), and takes no part in snapshots behind that round; also to all workers.
+    "joined": {"worker": _int, "round": _int},
     # A worker has lost its connection to that server, or gets none; so many changes of servers it has heard of by then.
     "server_lost": {"rank": _int, "changes": _int},
     "inherited": {"rank": _int},  # a server serves what the one of that rank did
@@ -266,7 +236,6 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     # `outlived`: if this scheduler dies, another one takes its place, and the node is to come back to that.
     "welcome": {
         "rank": _int,
-        "rejoined": _or_none(_object(_REJOINED)),
         "entered": _or_none(_object(_ENTERED)),
         "outlived": _bool,
     },
@@ -283,8 +252,7 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     "start": {},
     # `predecessor`: the key whose other plan this is; wire_key itself: none.
     "define": {"store": _int, "name": _name, **_PLAN, "predecessor": _int},
-    "lost": {"rank": _int},  # to servers: that worker is gone
-    "departed": {"rank": _int},  # to servers and workers: it is, and the job goes on without it
+    "departed": {"rank": _int},  # to servers and workers: that worker is gone, and the job goes on without it
     "inherit": {"rank": _int},  # to a server: that one is lost, and you are its heir
     # To workers: it is lost, and what it served, the other one serves; after so many changes of servers.
     "server_departed": {"rank": _int, "heir": _int, "ranks": _list_of(_int), "changes": _int},
@@ -294,13 +262,7 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     "admit": {"rank": _int},  # to servers: another process may enter the job as that rank, between two rounds
     "entered": {"rank": _int, "host": _str},  # to the other workers: it has
     "members": {"ranks": _list_of(_int)},  # to who has, or a server that is back: all workers, in the order of coming
-    # To servers: complete its rounds up to these. `skips`: it would have skipped them. `last`: no more will follow, so
-    # answer, and let another process of that rank in.
-    "fill": {"rank": _int, **_ROUNDS, "skips": _bool, "last": _bool},
-    # To the other workers: it had pushed so much, and called join() so often; say where you stand. And: no more.
-    "missing": {"rank": _int, "attempt": _int, "joins": _int, **_ROUNDS},
-    "found": {"rank": _int},
-    "caught_up": {},  # to who has taken its place: that was all of the past
+    "caught_up": {},  # to who has entered: that was all of the past
     "recut": {"number": _int, "keys": _list_of(_object(_RECUT))},  # to servers: these are other cuts of keys that rest
     # To workers, when all servers have: go on by these plans; there may be none.
     "replanned": {"number": _int, "keys": _list_of(_object({"store": _int, "name": _name, **_RECUT}))},
@@ -313,7 +275,7 @@ FIELDS: Dict[str, Dict[str, Check]] = {
         "name": _name,
         **{field: fits for field, fits in _PLAN.items() if field != "elements"},
         "shape": _list_of(_int),  # which has so many elements
-        "catch_up": _or_none(_int),  # the job had the key before this worker joined, who goes on behind that round
+        "catches_up": _bool,  # the job had the key before this worker entered it
     },
     "repartitioned": {"store": _int, "name": _name, **_SUCCESSOR},
     "settled": {"store": _int, "name": _name},  # all workers use the sparse key's other plan

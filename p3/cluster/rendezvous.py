@@ -65,11 +65,6 @@ class Rendezvous:
                 % (label, message["version"], message["protocol"], self._label, PROTOCOL_VERSION)
             )
 
-    def check_replacement(self, message: dict, former: dict) -> None:
-        """Of a worker that wants the place of one that is lost; both as their `join` messages."""
-        self._check_version(message)
-        _compare(label_of(message), message["settings"], label_of(former), former["settings"])
-
     def complete(self) -> bool:
         return len(self._joined) == sum(self._wanted.values())
 

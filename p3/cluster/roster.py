@@ -30,9 +30,9 @@ class Entry:
         self.link = LinkShare(0.0, 0.0)  # as its last heartbeat has told
         self.reports = Reports()  # for those who watch
         self.left = join is None
-        self.gone = join is None  # lost, and perhaps replaced; of one that has departed, `left` as well
+        self.gone = join is None  # lost; of one that has departed, `left` as well
         self.lost_servers: Set[int] = set()  # of a worker: ranks of those that it says it has lost
-        self.catches_up = False  # takes a lost worker's place, and hears of nothing until it is ready
+        self.catches_up = False  # enters a running job, and hears of nothing until it has
 
     def __str__(self) -> str:
         return str(self.node) if self.node else label_of(self.join)

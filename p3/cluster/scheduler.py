@@ -1,17 +1,16 @@
 """The scheduler: introduces the nodes to each other, passes on what they agree on, and notices their end.
 
-Decisions are made by Rendezvous and Agreement, and of lost workers by Vacancies; this file carries messages. Each
-connection is a task of its own that only reads; sending queues and returns; so no peer can hold up another.
+Decisions are made by Rendezvous and Agreement; this file carries messages. Each connection is a task of its own that
+only reads; sending queues and returns; so no peer can hold up another.
 
 The life of a job: nodes join (within P3_RENDEZVOUS_TIMEOUT_S) -> everyone gets its rank and the servers' addresses
 (`welcome`) -> everyone has connected to everyone it needs (`ready`) -> `start` -> ... -> every worker has said `bye` ->
 servers are told to `stop` -> they have said `bye`. The first failure anywhere, and the death of any node, ends the
-job instead: all others get its text (`abort`), and the scheduler exits with 1. But with P3_ON_WORKER_LOSS=wait the
-others wait for a lost worker, until another process of its rank has joined (vacancies.py), and with "continue" they go
-on without it (`departed`). With P3_ON_SERVER_LOSS=continue another server takes over from one that is lost (heirs.py),
-until another process takes its place (returns.py). And a scheduler that has a journal leaves it to another one, if it
-dies (journal.py): the nodes come back to that. Into a job that goes on without lost workers others may enter, in their
-places or in those that it has had from the beginning for workers to come (entrances.py).
+job instead: all others get its text (`abort`), and the scheduler exits with 1. But with P3_ON_WORKER_LOSS=continue the
+others go on without a lost worker (`departed`), and others may enter the job, in such places or in those that it has
+had from the beginning for workers to come (entrances.py). With P3_ON_SERVER_LOSS=continue another server takes over
+from one that is lost (heirs.py), until another process takes its place (returns.py). And a scheduler that has a journal
+leaves it to another one, if it dies (journal.py): the nodes come back to that.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ from p3.cluster.returns import Returns
 from p3.cluster.roster import Entry, Roster
 from p3.cluster.stragglers import Stragglers
 from p3.cluster.strategies import told_to_all
-from p3.cluster.vacancies import Vacancies
 from p3.cluster.watching.metrics import METRICS_EVERY_S, METRICS_SPAN_S, Metrics
 from p3.cluster.watching.watching import Watching
 from p3.cluster.windows import Windows
@@ -73,9 +71,8 @@ class Scheduler:
             settings.root_host, settings.num_workers, settings.num_servers, settings.max_workers
         )
         self._roster = Roster()
-        self._agreement: Optional[Agreement] = None  # from `welcome` on, as the next four
+        self._agreement: Optional[Agreement] = None  # from `welcome` on, as the next three
         self._stragglers: Optional[Stragglers] = None
-        self._vacancies: Optional[Vacancies] = None
         self._entrances: Optional[Entrances] = None
         self._returns: Optional[Returns] = None
         self._departures = Departures()
@@ -187,21 +184,11 @@ class Scheduler:
 
     async def _serve_node(self, stream: channel.Stream, join: dict) -> None:
         entry = Entry(stream, join)
-        vacant = None if self._vacancies is None else self._vacancies.wanted_by(join)
         try:
             if self._end.done():
                 raise RendezvousError("the job has ended already")
             if join["back"] is not None:
                 await self._follow(self._let_back_in(stream, join))
-                return
-            if vacant is not None:
-                self._rendezvous.check_replacement(join, self._roster.by_node[vacant].join)
-                past = await self._vacancies.fill(vacant, entry)
-                stream.send(
-                    {"kind": "welcome", "rank": vacant.rank, "rejoined": past, "entered": None, "outlived": False}
-                )
-                stream.send(self._nodes())
-                await self._follow(entry)
                 return
             if join["enters"]:
                 if not self._started.is_set():
@@ -299,7 +286,7 @@ class Scheduler:
             return
         outlived = self._journal is not None
         for node, entry in self._roster.by_node.items():
-            entry.tell({"kind": "welcome", "rank": node.rank, "rejoined": None, "entered": None, "outlived": outlived})
+            entry.tell({"kind": "welcome", "rank": node.rank, "entered": None, "outlived": outlived})
         nodes = self._nodes()
         self._roster.tell_each((node, nodes) for node in self._roster.by_node)
 
@@ -317,7 +304,6 @@ class Scheduler:
         roster.add_places("worker", to_come)
         machines += [("of rank", rank) for rank in to_come]  # whatever that will be: nobody pushes for it
         self._stragglers = Stragglers(roster.nodes("worker"), machines, settings.straggler_s, settings.stuck_s)
-        self._vacancies = Vacancies(settings, self._label, roster, self._agreement, self._end, self._fail, self._report)
         self._returns = Returns(
             settings, self._label, roster, self._rendezvous, self._agreement, self._end, self._decide,
             lambda: self._entrances.consider(), self._tell, self._report,
@@ -366,8 +352,6 @@ class Scheduler:
             self._on_late(entry.node, message)
         elif kind == entry.node.role + "_reported":
             self._watching.take(entry, message)
-        elif (kind, entry.node.role) in (("lost_at", "server"), ("filled", "server"), ("place", "worker")):
-            self._vacancies.on_message(entry.node, message)
         elif (kind, entry.node.role) == ("server_lost", "worker"):
             self._on_server_lost(entry, message["rank"], message["changes"])
         elif (kind, entry.node.role) == ("admitted", "server"):
@@ -387,8 +371,6 @@ class Scheduler:
                 self._report({"state": "left", "rank": entry.node.rank})
             if kind == "snapshot_taken":
                 self._report({"state": "saved", "round": message["round"]})
-            if kind in ("bye", "joined", "barrier"):
-                self._vacancies.consider()
             self._entrances.on_message(entry, message)
             self._entrances.consider()
 
@@ -405,7 +387,7 @@ class Scheduler:
         if entry.catches_up and entry.node.role == "server":
             self._entrances.consider()
         elif entry.catches_up:
-            (self._entrances if entry.join["enters"] else self._vacancies).on_ready(entry)
+            self._entrances.on_ready(entry)
         elif all(other.ready for other in self._roster.entries):
             log.info("%s: all nodes are connected", self._label)
             self._started.set()
@@ -419,19 +401,15 @@ class Scheduler:
                 other.tell({"kind": "start"})
 
     def _on_late(self, sender: Node, late: dict) -> None:
-        """A lost worker is waited for anyway; who has taken its place is late from then on."""
+        """Who is lost departs, and who is on the way is late only when it is there."""
         entry = self._roster.find("worker", late["worker"])
-        if entry is not None and self._settings.goes_on_without and (entry.gone or entry.catches_up):
+        if entry is not None and (entry.gone or entry.catches_up):
             return
         if entry is not None:
             self._stragglers.name(entry.node)
-        now = time.monotonic()
-        waited_s = min(late["waited_s"], self._vacancies.filled_for_s(late["worker"], now))
-        waited_long = waited_s >= min(self._settings.straggler_s, late["waited_s"])
-        if waited_long and not self._vacancies.is_vacant(late["worker"]):
-            text = self._stragglers.note(sender, dict(late, waited_s=waited_s), now)
-            if text is not None:
-                log.warning("%s: %s", self._label, text)
+        text = self._stragglers.note(sender, late, time.monotonic())
+        if text is not None:
+            log.warning("%s: %s", self._label, text)
 
     # Taking the place of a scheduler that has died
 
@@ -559,7 +537,7 @@ class Scheduler:
         has_server, has_worker = (any(one.node.role == role for one in absent) for role in ("server", "worker"))
         text = "%s: another scheduler has died, and %s did not come back within %g s of its end"
         outlives = self._settings.outlives_servers or not has_server
-        if not outlives or (has_worker and not self._settings.goes_on_without):
+        if not outlives or (has_worker and not self._settings.outlives_workers):
             self._fail(text % (self._label, ", ".join(map(str, absent)), self._settings.timeout_s))
             return
         for entry in absent:
@@ -617,8 +595,6 @@ class Scheduler:
             self._fail(text)
         elif not self._started.is_set():
             self._fail(text + " The job cannot do without it: it had not started yet.")
-        elif self._settings.replaces_workers and not self._end.done():
-            self._vacancies.lose(entry, text)
         elif not self._end.done():
             entry.gone = True
             if entry.stream is not None:

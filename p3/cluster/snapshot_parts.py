@@ -2,8 +2,8 @@
 
 The first worker begins a snapshot when the servers hold their copies; the other workers may have reported their parts
 before. It is whole when every node has reported and the first worker has completed it. It is given up when a node says
-that it cannot write its part; when one that has not reported takes no part any more, as it has joined or left, or has
-taken a lost one's place behind that round; or when the first worker begins the next one, or has departed.
+that it cannot write its part; when one that has not reported takes no part any more, as it has joined or left; or when
+the first worker begins the next one, or has departed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ class SnapshotParts:
         self._reported: Dict[int, Dict[Node, dict]] = {}  # by round; of those that have not ended
         self._failed: Dict[int, str] = {}  # of those that were not begun: why they cannot be whole
         self._is_written = False  # all parts of the last one are; it is to be completed
-        self._came_at: Dict[Node, int] = {}  # who has taken a lost one's place: the round behind which it begins
         self._left: Set[Node] = set()
 
     def begin(self, node: Node, round: int, is_torn: bool = False) -> Optional[str]:
@@ -79,16 +78,10 @@ class SnapshotParts:
     def has_left(self, node: Node) -> bool:
         return node in self._left
 
-    def come_back(self, node: Node, round: int) -> None:
-        """Its next snapshot is one of a later round."""
-        self._left.discard(node)
-        self._came_at[node] = round
-
     def given_up(self, joined: Set[Node]) -> Optional[int]:
         """The round of the snapshot that has just become impossible, if it has. `joined`: who has, and not all have."""
         parts = self._reported.get(self._round)
-        too_late = {node for node, round in self._came_at.items() if self._round <= round}
-        if parts is None or joined | self._left | too_late <= parts.keys():
+        if parts is None or joined | self._left <= parts.keys():
             return None
         del self._reported[self._round]
         return self._round

@@ -29,7 +29,7 @@ class Served:
 
     def __init__(self, keys: Iterable[Any], step: Iterable[Any] = (), norm: Any = None) -> None:
         """`step`: those of the keys that are followed together. `norm`: whose round completes that of all keys, or
-        None. Keys and norm have `skip(completions, token)`, which begins a round; and a key is `declared`."""
+        None. Keys and norm have `skip(completions, token)`, which begins a round."""
         self.norm = norm
         self.rounds = [*keys, norm] if norm is not None else list(keys)
         self.step = set(self.rounds if norm is not None else step)
@@ -50,8 +50,7 @@ class Served:
 def serve_others(session: Session, stores: Iterable[Served], settle: Callable[[], None]) -> None:
     """Returns when every worker is here. `stores`: all that were made, in their order. `settle()` comes before each
     skip."""
-    if not session.progress.join():
-        return
+    session.joins.begin()
     rounds = [(store, one) for store in stores for one in store.rounds]
     of_steps: Dict[Served, Dict[int, bool]] = {store: {} for store, _ in rounds}  # landed, and whether updated
     completions = Completions()
@@ -60,8 +59,6 @@ def serve_others(session: Session, stores: Iterable[Served], settle: Callable[[]
         settle()
         for number in numbers:
             store, one = rounds[number]
-            if one is not store.norm:
-                session.progress.skip(one.declared)
             one.skip(completions, number)
 
     skip(range(len(rounds)))
@@ -92,4 +89,4 @@ def serve_others(session: Session, stores: Iterable[Served], settle: Callable[[]
             skip(numbers)
         else:
             left -= len(numbers)
-    session.progress.joined()
+    session.joins.end()

@@ -64,10 +64,9 @@ def take(session: Session, round: int, state: Any) -> None:
     """Of all trainers, if this round is due; by every worker after each step. See p3.torch.snapshot."""
     trainers = living()
     if not session.snapshots.due(round):
-        return session.progress.mark(round)
+        return
     keys = [key for one in trainers for key in one.keys_to_capture()]
     own = {"script": state, "optimizers": [{**one.own_state(), "kind": one.kind} for one in trainers]}
-    session.progress.mark(round)
     session.snapshots.take(round, keys, own)
 
 

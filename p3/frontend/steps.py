@@ -79,8 +79,7 @@ class Steps:
         """join(): takes part in the others' steps without a gradient, until every worker is here. All of the `rounds`
         have one in each step; `skip_more` begins what else has; `follow` takes their results over."""
         rounds = list(rounds)
-        if not self._session.progress.join():  # no snapshot has a part of this worker until all are here
-            return
+        self._session.joins.begin()  # no snapshot has a part of this worker until all are here
         while True:
             for one in rounds:
                 one.skip()
@@ -91,7 +90,7 @@ class Steps:
             if not count.operation.updated:
                 break
             follow(count)
-        self._session.progress.joined()
+        self._session.joins.end()
         for one in rounds:
             one.take_last()
         for one in rounds:

@@ -17,7 +17,7 @@ from p3.cluster.node import address_as_set, address_towards, is_loopback, loopba
 from p3.errors import ConfigError
 from p3.launch.execute import ALIVE, Launched, how_ended, signal_group
 from p3.launch.placement import (
-    LOGGED_IN, Host, Task, local_command, local_environment, place, remote_command, with_room
+    LOGGED_IN, Host, Task, local_command, local_environment, place, remote_command
 )  # fmt: skip
 from p3.settings import Settings
 
@@ -72,11 +72,6 @@ class Engine(abc.ABC):
     async def start(self, task: Task, job: Mapping[str, str], secret: str, command: Sequence[str]) -> Process:
         """Starts one of those, or starts it again. `job`: variables of all processes. ConfigError if it cannot."""
 
-    def elsewhere(self, worker: Task, workers: Sequence[Task]) -> List[Host]:
-        """Other hosts with room for a worker, where `workers` are all the job's. An engine that places them by itself
-        has none to name."""
-        return []
-
     @abc.abstractmethod
     async def release(self) -> None:
         """Gives back what place() took, however far it came. Called last."""
@@ -93,9 +88,6 @@ class Hosts(Engine):
 
     async def place(self, num_workers: int, num_servers: int) -> List[Task]:
         return place(num_workers, num_servers, self._hosts)
-
-    def elsewhere(self, worker: Task, workers: Sequence[Task]) -> List[Host]:
-        return [host for host in with_room(self._hosts, workers) if host != worker.host]
 
     async def start(self, task: Task, job: Mapping[str, str], secret: str, command: Sequence[str]) -> Process:
         if task.host.is_local:

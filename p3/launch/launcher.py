@@ -26,8 +26,8 @@ from p3.errors import ConfigError
 from p3.launch.engines import Engine, Process, start_here
 from p3.launch.execute import SAME_SIGNAL_S, signal_name
 from p3.launch.output import Output
-from p3.launch.placement import Host, Place, Task, moved
-from p3.launch.restarts import Budget, Cooling
+from p3.launch.placement import Host, Place, Task
+from p3.launch.restarts import Budget
 from p3.launch.running import DRAIN_S, Running, all_ended, signal_all
 from p3.launch.schedulers import Schedulers
 from p3.launch.status import Status
@@ -53,8 +53,7 @@ class Launcher:
         self, settings: Settings, engine: Engine, num_workers: int, num_servers: int, worker_restarts: int = 0,
         began_before: bool = False, grace_s: float = 0, pause_s: float = 1.0, rejoins: bool = False,
     ) -> None:  # fmt: skip
-        """`worker_restarts`: of each worker that is lost, if the job outlives that; with P3_ON_WORKER_LOSS=continue
-        only if it `rejoins`, and then of each server as well, with P3_ON_SERVER_LOSS=continue."""
+        """`worker_restarts`: of each worker and server that is lost, if the job outlives that and it `rejoins`."""
         self._settings = settings
         self._engine = engine
         self._num_workers, self._num_servers = num_workers, num_servers
@@ -76,9 +75,7 @@ class Launcher:
         ):  # fmt: skip
             restarts = worker_restarts if is_outlived else 0
             self._budgets.update({(role, rank): Budget(restarts) for rank in range(number)})
-        self._pause_s, self._cooling = pause_s, Cooling(pause_s)
-        self._workers: Dict[int, Task] = {}  # where each is now, or was last
-        self._joining: Set[int] = set()  # started anew, and not in its place yet
+        self._pause_s = pause_s
         self._left: Set[int] = set()  # that have said goodbye: the job has no place for them any more
         self._departed: Set[Place] = set()  # of what was lost, and the job goes on without it
         self._given_up: Set[Place] = set()  # of these, for which no other is started any more
@@ -171,8 +168,7 @@ class Launcher:
         listener = listen_as_root(self._engine.root, self._settings.root_port)
         port = listener.getsockname()[1]
         status_read, status_write = os.pipe()
-        # What replaces workers (p3/cluster/vacancies.py) no journal has.
-        self._schedulers = Schedulers(listener, status_write, leave_journals=not self._settings.replaces_workers)
+        self._schedulers = Schedulers(listener, status_write)
         self._status = Status(status_read, self._take_note)
         self._job.update(DMLC_PS_ROOT_URI=self._engine.root, DMLC_PS_ROOT_PORT=str(port))
         await self._start_scheduler()
@@ -180,7 +176,6 @@ class Launcher:
             self._settings, root_host=self._engine.root, root_port=port, secret=self._secret, secret_file=None
         )
         self._telling = Telling(watched, self._say)
-        self._workers = {task.rank: task for task in tasks if task.role == "worker"}
         for task in tasks:
             await self._start(task)
         return await self._wait_for_the_end()
@@ -210,8 +205,6 @@ class Launcher:
             self.began_at = time.monotonic()
             self._in_place_since = dict.fromkeys(self._budgets, self.began_at)
             self._telling.begin()
-        elif state == "lost" and status["rank"] not in self._joining:  # else the loss is its predecessor's
-            self._end_lost(place)
         elif state in ("departed", "server_departed") and place not in self._departed:
             self._departed.add(place)
             # Of a guest's place our own process, if there is one, waits to join; and who was expelled ends by itself.
@@ -230,15 +223,9 @@ class Launcher:
             self._in_place_since[place] = time.monotonic()
         elif state == "left":
             self._left.add(status["rank"])
-            if status["rank"] in self._joining:  # it was lost behind its goodbye, of which we hear later
-                self._end_lost(place)
         elif state == "saved":
             self._saved = status["round"]
             self._demanded = None if self._demanded == signal.SIGUSR1 else self._demanded
-        elif state == "taken":
-            self._joining.discard(status["rank"])
-            self._in_place_since[place] = time.monotonic()
-            self._cooling.did_well(self._workers[status["rank"]].host)
         elif state == "over":
             self._let_none_join()
         elif state == "failed" and not self._ends_all:  # else it lost those that we have ended
@@ -301,16 +288,14 @@ class Launcher:
         """Whether the job goes on without our process in that place."""
         return task.place in self._departed | self._guests
 
-    def _goes_on_without(self, role: str) -> bool:
-        """The job, without one of these."""
-        return self._settings.outlives_servers if role == "server" else self._settings.goes_on_without
+    def _outlives(self, role: str) -> bool:
+        """The job, one of these."""
+        return self._settings.outlives_servers if role == "server" else self._settings.outlives_workers
 
     async def _go_on_behind(self, ended: Running) -> Running:
         """Until the end of what takes its place, or of `ended` itself, if nothing does."""
         if ended.task is _SCHEDULER:
             return await self._restart_scheduler(ended)
-        if not self._goes_on_without(ended.task.role):
-            return await self._restart(ended)
         ended = await self._hear_of(ended)
         return await self._rejoin(ended) if self._rejoins and self._is_departed(ended.task) else ended
 
@@ -384,6 +369,7 @@ class Launcher:
                 continue
             finally:
                 self._waiting.discard(asyncio.current_task())
+            asyncio.get_running_loop().call_later(self._settings.timeout_s, _end_if_not_begun, started)
             self._running.remove(ended)
             if self._over.is_set():  # meanwhile
                 started.process.signal(signal.SIGKILL)
@@ -397,69 +383,23 @@ class Launcher:
         return ended
 
     def _may_outlive(self, ended: Running) -> bool:
-        """Whether the job may go on behind it, with another process in its place or without one."""
+        """Whether the job may go on behind it."""
         if ended.process.returncode == 0 or not self._has_begun or self._job_failure is not None:
             return False
         if ended.task is _SCHEDULER:
             return self._schedulers.may_start_again
         role, rank = place = ended.task.place
-        if role == "worker" and rank in self._left:
+        if not self._outlives(role) or (role == "worker" and rank in self._left):
             return False
-        if self._goes_on_without(role):  # it may have departed before it ended, as one that was frozen
-            starts_another = self._rejoins and place in self._departed and place not in self._given_up
-            return starts_another or not self._is_departed(ended.task)
-        return role == "worker" and (rank in self._joining or self._pay_for(place))
+        # It may have departed before it ended, as one that was frozen.
+        starts_another = self._rejoins and place in self._departed and place not in self._given_up
+        return starts_another or not self._is_departed(ended.task)
 
     def _pay_for(self, place: Place) -> bool:
         """Whether what was lost may come back. Only its time in its place counts: once, and not that of processes that
         could not join."""
         now = time.monotonic()
         return self._budgets[place].spend(now - self._in_place_since.pop(place, now))
-
-    async def _restart(self, ended: Running) -> Running:
-        """Until the end of a start of a lost worker's that has reached its host. How long others wait for it, whatever
-        becomes of its starts, the scheduler limits: those that do not join cost no restart, but time. Of a worker that
-        turns out to have said goodbye: `ended` itself."""
-        rank, host, budget = ended.task.rank, ended.task.host, self._budgets[ended.task.place]
-        ended.process.signal(signal.SIGKILL)  # what it left behind in its group
-        pause_s = 0.0
-        if rank in self._joining:
-            self._cooling.failed(host, time.monotonic())
-            self._say("%s (it had not joined the job yet); it will be retried" % ended.obituary())
-        else:
-            self._joining.add(rank)
-            pause_s = budget.pause_s(self._pause_s)
-            when = " in %g s" % pause_s if pause_s else ""
-            self._say("%s; restarting it%s (%d more restarts allowed)" % (ended.obituary(), when, budget.left))
-        self._waiting.add(asyncio.current_task())
-        try:
-            await asyncio.sleep(pause_s)
-            started = await self._start_where_it_can(rank)
-        finally:
-            self._waiting.discard(asyncio.current_task())
-        asyncio.get_running_loop().call_later(self._settings.timeout_s, _end_if_not_begun, started)
-        if rank in self._left:
-            started.process.signal(signal.SIGKILL)
-        await started.ended()
-        if rank in self._joining and rank in self._left:  # how the worker itself ended is what counts
-            self._running[self._running.index(started)] = started = ended
-        return started
-
-    async def _start_where_it_can(self, rank: int) -> Running:
-        while True:
-            own, workers = self._workers[rank], list(self._workers.values())
-            host, wait_s = self._cooling.choose(own.host, self._engine.elsewhere(own, workers), time.monotonic())
-            if wait_s > 0:
-                await asyncio.sleep(wait_s)
-                continue
-            if host != own.host:
-                self._say("starting %s on %s instead of %s" % (own.name, host.name, own.host.name))
-                self._workers[rank] = moved(own, host, workers)
-            try:
-                return await self._start(self._workers[rank])
-            except ConfigError as error:
-                self._say("%s; it will be retried" % error)
-                self._cooling.failed(host, time.monotonic())
 
     def _start_no_more(self) -> None:
         if self._over is not None:
@@ -574,5 +514,6 @@ def _end_if_alive(running: Running) -> None:
 
 
 def _end_if_not_begun(running: Running) -> None:
+    """Its login has not gone through, and might not for minutes."""
     if running.process.returncode is None and not running.process.has_begun:
         running.process.signal(signal.SIGKILL)

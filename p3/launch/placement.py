@@ -118,20 +118,6 @@ def tasks_on(server_hosts: Sequence[Host], worker_hosts: Sequence[Host]) -> List
     return tasks
 
 
-def with_room(hosts: Sequence[Host], workers: Sequence[Task]) -> List[Host]:
-    """Those that can have one more of the job's workers; one without slots has no more than its share."""
-    share = -(-len(workers) // len(hosts))
-    taken = [worker.host for worker in workers]
-    return [host for host in hosts if taken.count(host) < (host.slots or share)]
-
-
-def moved(worker: Task, host: Host, workers: Sequence[Task]) -> Task:
-    """That worker on another host, where none of the job's `workers` has its local rank."""
-    there = [other.env["P3_LOCAL_RANK"] for other in workers if other.host == host]
-    free = next(str(rank) for rank in range(len(there) + 1) if str(rank) not in there)
-    return worker._replace(host=host, env={**worker.env, "P3_LOCAL_RANK": free, "P3_LOCAL_SIZE": str(len(there) + 1)})
-
-
 def local_environment(task: Task, job: Mapping[str, str], secret: str, own: Mapping[str, str]) -> Dict[str, str]:
     """The whole environment of a process on this host. `job` is what all processes get, `own` is os.environ."""
     said = {"P3_SECRET": secret, "PYTHONUNBUFFERED": own.get("PYTHONUNBUFFERED", "1")}

@@ -1,12 +1,11 @@
-"""Whether, when and where what was lost starts again: workers (`--on-worker-loss wait`), workers and servers
-(`--rejoin`), and whole jobs (`--restarts`).
+"""Whether, when and where what was lost starts again: workers and servers (`--rejoin`), and whole jobs (`--restarts`).
 
 Decisions over state. No I/O and no clock: who asks says the time, in seconds of one monotonic clock.
 """
 
 from __future__ import annotations
 
-from typing import Dict, Sequence, Tuple
+from typing import Dict
 
 from p3.launch.placement import Host
 
@@ -48,14 +47,5 @@ class Cooling:
         failures = self._failures[host.name] = self._failures.get(host.name, 0) + 1
         self._until[host.name] = now + self._first_s * 2 ** min(failures - 1, _DOUBLINGS)
 
-    def did_well(self, host: Host) -> None:
-        self._failures.pop(host.name, None)
-        self._until.pop(host.name, None)
-
     def left_s(self, host: Host, now: float) -> float:
         return max(0.0, self._until.get(host.name, now) - now)
-
-    def choose(self, own: Host, others: Sequence[Host], now: float) -> Tuple[Host, float]:
-        """Where the next start is, and in how many seconds: on its own host, unless another one is ready sooner."""
-        host = min([own, *others], key=lambda host: self.left_s(host, now))
-        return host, self.left_s(host, now)

@@ -15,13 +15,12 @@ _TRIES = 3  # for one to have all nodes back
 
 
 class Schedulers:
-    def __init__(self, listener: socket.socket, status_fd: Optional[int] = None, leave_journals: bool = False) -> None:
-        """`listener` and `status_fd`, the pipe's, are ours from now on. `leave_journals`: needs a pipe."""
+    def __init__(self, listener: socket.socket, status_fd: Optional[int] = None) -> None:
+        """`listener` and `status_fd`, the pipe's, are ours from now on. Without a pipe they leave no journal."""
         self._listener = listener
         self._descriptors: Dict[str, int] = {"listen_fd": listener.fileno()}
         if status_fd is not None:
             self._descriptors["status_fd"] = status_fd
-        if leave_journals:
             with contextlib.suppress(OSError):
                 self._descriptors["journal_fd"] = Journal.make()
         self._tries_left = 0  # none before the job runs

@@ -53,8 +53,6 @@ class P3KVStore(mx.kvstore.KVStore):
     def __init__(self, kind=staleness.SYNC):
         self.store = Store(kind)  # for P3's own modules
         self.check = self.store.check  # of every call
-        session = self.store.session
-        session.describe_optimizers = lambda: store_snapshots.numbers_of(session, _held_stores(session))
         _prepare_process(self.store.engine_is_naive)
         _kvstores.add(self)
 
@@ -224,10 +222,9 @@ class P3KVStore(mx.kvstore.KVStore):
     def snapshot(self, round, state=None, trainer=None):
         """Takes a snapshot of the whole job, if P3_SNAPSHOT_DIR is set and this round is due (P3_SNAPSHOT_EVERY).
 
-        Every worker calls it after each step, with the number of steps taken so far, which also tells where a step ends
-        for who takes a lost worker's place (P3_ON_WORKER_LOSS), with or without a directory. It is of all stores of
-        this process; `trainer`, or a list of all Trainers, adds what Trainers know themselves: running statistics, and
-        if they update, weights and states. `state` is what this worker alone needs to go on: a dict of names to arrays,
+        Every worker calls it after each step, with the number of steps taken so far. It is of all stores of this
+        process; `trainer`, or a list of all Trainers, adds what Trainers know themselves: running statistics, and if
+        they update, weights and states. `state` is what this worker alone needs to go on: a dict of names to arrays,
         numbers, strings, None, and lists and dicts of these (position in the data, random states ...); ValueError names
         what cannot be in it. Waits for nothing; but a round that is due while the snapshot before is still being
         written waits for that.
@@ -241,10 +238,8 @@ class P3KVStore(mx.kvstore.KVStore):
         Returns (round, state): how many steps were taken, and this worker's own state; (0, {}) where there is none. Of
         a job with another number of workers, which the result's `workers` tells, new ranks get rank 0's state. Each key
         then begins with the snapshot's value, not the script's. `trainer`: as for snapshot; its weights have the
-        snapshot's values when this returns. Create all Trainers before. A worker that has taken the place of a
-        lost one (P3_ON_WORKER_LOSS) gets the steps that are behind the job, {} and the others' weights, and goes on
-        beside them. Blocks, at most P3_WAIT_TIMEOUT_S. ValueError if the snapshot does not fit this job; a damaged one
-        is logged, and the one before it taken.
+        snapshot's values when this returns. Create all Trainers before. Blocks, at most P3_WAIT_TIMEOUT_S. ValueError
+        if the snapshot does not fit this job; a damaged one is logged, and the one before it taken.
 
         In a process that has joined a running job (P3_JOIN) it is the round of the members() at which it has, and the
         state that the first worker gave there; the Trainers have what that one's have: weights, running statistics,
@@ -260,9 +255,6 @@ class P3KVStore(mx.kvstore.KVStore):
             for store in _held_stores(session):
                 store_snapshots.restore_optimizer(store)
             store_snapshots.restore_trainers(session, with_stores)
-        elif session.rejoined_at is not None:
-            store_snapshots.fetch_weights(session, with_stores)
-        session.trainers = [weakref.ref(one) for one in trainers]
         entering.tell_of(session, trainers)
         return resumed
 

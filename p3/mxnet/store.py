@@ -196,7 +196,7 @@ class Store:
         elif updates.on_servers and would_update_all_rows(updates.optimizer, entry):
             raise MXNetError(_ROWS_ALONE % (entry.id,))
         declared = entry.declared
-        self.session.begin_push(declared, -priority)  # Trainer and Module begin with 0 and go down
+        self.session.begin_push(declared)
         gradient = entry.gradient(values)
         scalars = NO_SCALARS
         if updates.on_servers:

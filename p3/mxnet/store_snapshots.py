@@ -11,7 +11,6 @@ when the store gets it (restore_optimizer). A process that joins a running job t
 """
 
 import copy
-import math
 
 import mxnet as mx
 import numpy as np
@@ -19,7 +18,6 @@ from mxnet.base import MXNetError
 
 from p3._core import LEFT_OUT, MASTER, Completions
 from p3.frontend import waiting
-from p3.mxnet.optimizers.descriptions import begin_behind
 from p3.snapshots import tree
 
 
@@ -45,7 +43,6 @@ def take(stores, round, state, trainers):
     """Of all stores of this process, in their order."""
     session = stores[0].session
     is_due = session.snapshots.due(round)
-    session.progress.mark(round)
     if not is_due:
         return
     state = tree.checked({} if state is None else state, "state")
@@ -157,16 +154,6 @@ def restore_trainer(trainer, own):
             entry.in_steps, entry.outs, entry.parameter = True, parameter.list_grad(), parameter
 
 
-def fetch_weights(session, trainers):
-    """In a process that has taken a lost worker's place: gives each Trainer its keys, with the job's weights."""
-    for trainer, store in trainers:
-        give_keys(trainer, lambda number, store=store: session.keys.agreed_shape(store.number, number))
-    numbers = session.past["numbers"]
-    for (trainer, _), its in zip(trainers, [] if numbers is None else numbers["trainers"]):
-        _restore_plain(trainer, its["scale"])
-        _restore_plain(getattr(trainer, "_amp_loss_scaler", None), its["loss_scaler"])
-
-
 def give_shapes(trainer, shape_of):
     """`shape_of(number)`: of a parameter, which the first batch would have told; None: nobody knows."""
     for number, parameter in enumerate(trainer._params):
@@ -188,16 +175,11 @@ def restore_optimizer(store):
     script sets behind the first push takes the place of that optimizer, and has its own."""
     if store.pushed_keys():
         return
-    own, past = saved(store), store.session.past
+    own = saved(store)
     if own is not None:
         _restore_numbers(store.updates.optimizer, own["optimizer"])
         if store.updates.here:
             _restore_states(store.updates.updater, own["states"])
-    elif past is not None and past["numbers"] is not None:  # in a process that has taken a lost worker's place
-        its = past["numbers"]["optimizers"].get(str(store.number))
-        if its is not None:
-            counts = {device: dict(map(tuple, counted)) for device, counted in its["counts"]}
-            _restore_numbers(store.updates.optimizer, dict(its, counts=counts))
 
 
 def first_value(store, entry, arrays):
@@ -211,7 +193,7 @@ def first_value(store, entry, arrays):
         is_known = own is not None and entry.id in own["keys"]
     else:
         is_known = own is not None and session.saved.source.key(store.number, entry.id) is not None
-    if (is_known or session.rejoined_at is not None) and any(array._fresh_grad for array in arrays):
+    if is_known and any(array._fresh_grad for array in arrays):
         raise MXNetError(
             f"key {entry.id!r}: its first gradient was computed before the job's weights were there. Give the "
             "Trainer to resume, before the first step: kv.resume(trainer=trainer)"
@@ -257,39 +239,6 @@ def states_to_come(store, entry):
 def _is_of_compression(entry, part):
     """Of what the servers keep beside a value: not the optimizer's."""
     return part == LEFT_OUT or (part == MASTER and entry.declared.dtype == "float32")
-
-
-def numbers_of(session, stores):
-    """What the numbers of all optimizers are, for who takes a lost worker's place; as JSON can carry it."""
-    optimizers = {str(store.number): _sendable(_numbers(store.updates.optimizer)) if store.updates.on_servers else None
-                  for store in stores}  # fmt: skip
-    trainers = [
-        {
-            "scale": {"_scale": trainer._scale},
-            "loss_scaler": _finite(_plain(getattr(trainer, "_amp_loss_scaler", None))),
-        }
-        for trainer in (reference() for reference in session.trainers)
-        if trainer is not None
-    ]
-    return {"optimizers": optimizers, "trainers": trainers}
-
-
-def count_updates(store):
-    """The optimizer's, in such a process where no other worker was left to tell: from the rounds of the keys."""
-    past, optimizer = store.session.past, store.updates.optimizer
-    if past["numbers"] is None:
-        for entry in store.keys.values():
-            if entry.id not in optimizer._index_update_count:
-                begin_behind(optimizer, entry.id, store.session.keys.updates_behind(entry.declared))
-
-
-def _sendable(numbers):
-    counts = [[device, [list(pair) for pair in counted.items()]] for device, counted in numbers["counts"].items()]
-    return dict(numbers, plain=_finite(numbers["plain"]), scheduler=_finite(numbers["scheduler"]), counts=counts)
-
-
-def _finite(numbers):
-    return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
 def saved(store):

@@ -84,7 +84,6 @@ VECTOR = Choice("a key of one dimension", "a bias, a scale")
 # of the job,
 
 SNAPSHOTS = Choice("snapshots", "`P3_SNAPSHOT_DIR`", "P3_SNAPSHOT_DIR is set")
-REPLACED = Choice("replacing lost workers", "`P3_ON_WORKER_LOSS=wait`", "P3_ON_WORKER_LOSS=wait is set")
 LEAVING = Choice("going on without lost workers", "`P3_ON_WORKER_LOSS=continue`", "P3_ON_WORKER_LOSS=continue is set")
 GROWING = Choice("more workers than at the start", "`P3_MAX_WORKERS`, `p3 run --max-workers`")
 HEIRS = Choice("going on without lost servers", "`P3_ON_SERVER_LOSS=continue`", "P3_ON_SERVER_LOSS=continue is set")
@@ -95,7 +94,6 @@ CHECK = Choice("P3_CHECK", "in PyTorch")
 
 # of the front end and of the script.
 
-TORCH = Choice("training with p3.torch")
 MXNET = Choice("a store of MXNet")
 BY_MODULE = Choice("updates by Module itself", "`MXNET_UPDATE_ON_KVSTORE=0`", "MXNET_UPDATE_ON_KVSTORE=0 is set")
 GPU = Choice("parameters on a GPU", "in PyTorch")
@@ -110,7 +108,6 @@ RESIDUAL_BACK = Choice("compression of what comes back that keeps what it leaves
                        "[the types](compression.md) with error feedback")  # fmt: skip
 STATE_FILES = Choice("files of an optimizer's states", "`save_states`, `load_states`")
 STEPS_TAKEN = Choice("an optimizer that has taken steps", "in PyTorch")
-RELEASE = Choice("the release of a store", "`optimizer.release()`")
 MOVING = Choice("other partitions while a job trains", "`Session.repartition`")
 RECUT = Choice("another strategy while a job trains",
                '`strategy="auto"`, `P3_STRATEGY=auto`, `optimizer.change_strategy()`')  # fmt: skip
@@ -207,7 +204,7 @@ def of_key(
 
 def of_losses(on_worker_loss: str) -> List[Choice]:
     """P3_ON_WORKER_LOSS."""
-    return {"fail": [], "wait": [REPLACED], "continue": [LEAVING]}[on_worker_loss]
+    return {"fail": [], "continue": [LEAVING]}[on_worker_loss]
 
 
 def of_server_losses(on_server_loss: str) -> List[Choice]:

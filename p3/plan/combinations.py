@@ -15,8 +15,8 @@ from p3.plan.choices import (
     ADDED_UP, AGGREGATION, AVERAGE, AWAITED, BY_MODULE, BY_SERVERS, BY_STEPS, BY_WORKERS, CHECK, CLIPPED, CLIPPING,
     CLOSURE, Choice, DENSE, DGC, ENCODED, ENCODED_BACK, FACTORS, GPU, GRADIENTS, GROWING, HEIRS, INDEPENDENT, JOIN,
     JOINT, LATE_SCALER, LEAVING, LEFT_OUT, LOCAL_STEPS, LOW_RANK, MEAN, MOVING, MXNET, NAMED_SCALER, NORM, NOT_FLOAT32,
-    NO_RULE, OTHER_RULE, PLAIN, PLANNED, QUORUM, RECUT, RELEASE, REPLACED, REPLICAS, RESIDUAL, RESIDUAL_BACK, ROWS,
-    SCALER, SGD, SHOWN_MEANS, SITES, SNAPSHOTS, STALE, STATE_FILES, STEPS_TAKEN, TORCH, TRAINERS, UNAWAITED,
+    NO_RULE, OTHER_RULE, PLAIN, PLANNED, QUORUM, RECUT, REPLICAS, RESIDUAL, RESIDUAL_BACK, ROWS,
+    SCALER, SGD, SHOWN_MEANS, SITES, SNAPSHOTS, STALE, STATE_FILES, STEPS_TAKEN, TRAINERS, UNAWAITED,
     UNNAMED_SCALER, VECTOR, WEIGHTS, WEIGHTS_OF_ENDED, WHOLE_NUMBERS, of_plan,
 )  # fmt: skip
 from p3.plan.key_plan import KeyPlan
@@ -56,8 +56,6 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
               "max_grad_norm; or set staleness to 0"),
     Exclusion(STALE, (SNAPSHOTS,), "%s that a snapshot could be of" % _NO_COMMON_STATE,
               "Unset P3_SNAPSHOT_DIR, or set staleness to 0"),
-    Exclusion(STALE, (REPLACED,), "%s from which a lost one's successor could go on" % _NO_COMMON_STATE,
-              "Unset P3_ON_WORKER_LOSS, or set staleness to 0"),
     Exclusion(STALE, (CHECK,), "the workers' parameters differ then",
               "Unset P3_CHECK, or set staleness to 0"),
     Exclusion(STALE, (MOVING,), "its workers have no round in common after which rows could move",
@@ -104,9 +102,6 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
     Exclusion(LOW_RANK, _RULES, "thin matrices come back, of which each worker makes the gradient; the servers have "
               "none to update by", "Let the workers update, as DistributedOptimizer does by itself; or use another "
               "compression"),
-    Exclusion(LOW_RANK, (REPLACED,), "each worker updates by the sums of its rounds, and a lost one has taken with it "
-              "what it had left out", "Use another compression, with an optimizer on the servers; or unset "
-              "P3_ON_WORKER_LOSS"),
     Exclusion(LOW_RANK, (ENCODED_BACK,), "what comes back are few bytes already", 'Leave out "down"'),
     Exclusion(LOW_RANK, (NORM,), "the servers sum thin matrices, whose norm is not the gradient's",
               "Use another compression; DistributedOptimizer(max_grad_norm=...) clips with lowrank, and waits for the "
@@ -134,7 +129,6 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
     Exclusion(NAMED_SCALER, (UNAWAITED,), "torch's GradScaler must see the mean gradients before the update",
               "Use p3.torch.GradScaler, or pass synchronous=True to DistributedOptimizer"),
     Exclusion(FACTORS, (SNAPSHOTS,), _WEIGHT_ELSEWHERE, "Unset P3_SNAPSHOT_DIR, or %s" % _LEAVE_OUT),
-    Exclusion(FACTORS, (REPLACED,), _WEIGHT_ELSEWHERE, "Unset P3_ON_WORKER_LOSS, or %s" % _LEAVE_OUT),
     Exclusion(FACTORS, (ADDED_UP,), "factors can be multiplied, but not added to a gradient",
               "Call zero_grad() before each backward(), or %s" % _LEAVE_OUT),
     _gives_way(FACTORS, (NOT_FLOAT32, GPU), "the product of all factors is computed by the core, in float32",
@@ -185,8 +179,6 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
     Exclusion(HEIRS, (LOW_RANK,), "nobody has tried it", "Use another compression, or unset P3_ON_SERVER_LOSS"),
     Exclusion(HEIRS, (AGGREGATION,), "what has come for a whole machine, its leader has alone",
               "Leave P3_LOCAL_AGGREGATION unset"),
-    Exclusion(HEIRS, (REPLACED,), "a lost worker's successor gets its values from the servers",
-              "Unset P3_ON_WORKER_LOSS, or set it to continue"),
     Exclusion(HEIRS, (LOCAL_STEPS,), "the servers keep the global weights, which would be lost with one",
               "Unset P3_ON_SERVER_LOSS"),
     Exclusion(RECUT, (STALE, SGD, OTHER_RULE, DGC), "the servers keep values and states, which would have to move",
@@ -197,21 +189,8 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
     Exclusion(RECUT, (LOW_RANK,), "nobody has tried it", "Use another compression, or leave it out"),
     Exclusion(RECUT, (HEIRS,), "who takes over from a lost server goes by what the workers have of each slice, and of "
               "one that was just cut they have nothing", "Leave it out, or unset P3_ON_SERVER_LOSS"),
-    Exclusion(RECUT, (REPLACED,), "a lost worker's successor gets its values from the servers, which have none then",
-              "Leave it out, or unset P3_ON_WORKER_LOSS"),
     Exclusion(RECUT, (LOCAL_STEPS, MXNET), "nobody has tried it",
               "Leave it out; `p3 plan` writes a strategy to a file"),
-    Exclusion(REPLACED, (NO_RULE,), "the workers have the weights, and a lost one has taken them with it",
-              "Let the servers update (update_on_kvstore=True, and an optimizer that they know), or unset "
-              "P3_ON_WORKER_LOSS"),
-    Exclusion(REPLACED, (AGGREGATION,), "what a worker had added up for others would be lost with it",
-              "Leave P3_LOCAL_AGGREGATION unset"),
-    Exclusion(REPLACED, (RELEASE,), "a lost worker's successor must find the keys that it had",
-              "Unset P3_ON_WORKER_LOSS"),
-    Exclusion(REPLACED, (MOVING,), "rows that move would be lost with a worker",
-              "Set P3_PARTITIONS, or unset P3_ON_WORKER_LOSS"),
-    Exclusion(REPLACED, (TORCH,), "torch's optimizers cannot begin after steps that another process has taken",
-              "Unset P3_ON_WORKER_LOSS, and let the job start again from a snapshot: p3 run --restarts"),
     Exclusion(JOIN, (NAMED_SCALER,), "a worker in join() cannot tell which steps the scaler leaves out",
               "Give all workers the same number of steps"),
     Exclusion(JOIN, (LATE_SCALER,), "a worker in join() does not call the scaler's update(), so scales would differ",
@@ -235,8 +214,6 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
               'Take "topk" or "int4" as codec'),
     Exclusion(LOCAL_STEPS, (PLANNED,), "that is of gradients, and what travels are differences of weights",
               "Take it out of the strategy; a codec is said to LocalSteps(codec=...)"),
-    Exclusion(LOCAL_STEPS, (REPLACED,), "a lost worker has taken its local weights with it",
-              "Unset P3_ON_WORKER_LOSS, and let the job start again from a snapshot: p3 run --restarts"),
     Exclusion(LOCAL_STEPS, (FACTORS,), "no gradients travel, whose factors these are",
               "Leave p3.torch.factors out"),
     Exclusion(LOCAL_STEPS, (CLIPPED,), "each worker's gradients are its own",
@@ -320,7 +297,7 @@ def contradiction(plan: KeyPlan) -> str:
 # docs/strategies.md
 
 _COLUMNS = (STALE, ENCODED, ENCODED_BACK, DGC, LOW_RANK, FACTORS, ROWS, AVERAGE)
-_BESIDE = (*_COLUMNS, SGD, OTHER_RULE, NO_RULE, SNAPSHOTS, REPLACED, LEAVING, HEIRS, AGGREGATION, MOVING, RECUT)
+_BESIDE = (*_COLUMNS, SGD, OTHER_RULE, NO_RULE, SNAPSHOTS, LEAVING, HEIRS, AGGREGATION, MOVING, RECUT)
 
 
 def tables() -> str:

@@ -155,7 +155,7 @@ class KeyPlan(NamedTuple):
         return dict(self._fields_sent(), kind="define", store=store, name=name, predecessor=predecessor)
 
     def agreed(self, store: int, name: Name, shape: Sequence[int]) -> Dict[str, Any]:
-        fields = dict(self._fields_sent(), kind="agreed", store=store, name=name, shape=shape, catch_up=None)
+        fields = dict(self._fields_sent(), kind="agreed", store=store, name=name, shape=shape, catches_up=False)
         del fields["elements"]
         return fields
 

@@ -18,7 +18,7 @@ from p3.cluster.connections.channel import cancel
 from p3.cluster.connections.strangers import PACE_S
 from p3.cluster.connections.vans import DoorStep, Van, accept_workers, admit_workers, provide_for
 from p3.cluster.member import Member
-from p3.cluster.messages import columns, sendable
+from p3.cluster.messages import sendable
 from p3.cluster.stragglers import report_late
 from p3.cluster.watching import report
 from p3.errors import ConfigError, RendezvousError
@@ -126,15 +126,15 @@ async def _serve(settings: Settings) -> int:
             there = (await member.receive("members"))["ranks"] if is_back else None
             if there is not None:
                 _expect_workers(member, core, there)
-            lost_workers = None
+            admissions = None
             if settings.outlives_workers or is_back:
-                lost_workers = LostWorkers(core, member.door, settings, label, there or ())
-                at_end.push_async_callback(lost_workers.close)
+                admissions = Admissions(core, member.door, settings, label, there or ())
+                at_end.push_async_callback(admissions.close)
             core.start()
             member.outlive(core)
             at_end.callback(core.stop)
             log.info("%s: started with %d workers", label, member.began_with if there is None else len(there))
-            await _follow(member, core, lost_workers, settings, there)
+            await _follow(member, core, admissions, settings, there)
             return 0
         except (ConfigError, RendezvousError, P3Error) as error:  # all hear why, by the scheduler; of an abort it knows
             _say(error)  # now: at the end it waits for a scheduler that may be frozen
@@ -167,7 +167,7 @@ def _expect_workers(member: Member, core: P3Server, there: Sequence[int]) -> Non
 
 
 async def _follow(
-    member: Member, core: P3Server, lost_workers: Optional[LostWorkers], settings: Settings,
+    member: Member, core: P3Server, admissions: Optional[Admissions], settings: Settings,
     there: Optional[Sequence[int]] = None,
 ) -> None:  # fmt: skip
     """Control messages until `stop`. RendezvousError: the first failure, the core's own or the job's. `there`: of a
@@ -224,7 +224,7 @@ async def _follow(
                     tell_how_it_is()
                     continue
                 if message["kind"] == "admit":
-                    once_claimed.call(lambda rank=message["rank"]: member.send(lost_workers.admit(rank)))
+                    once_claimed.call(lambda rank=message["rank"]: member.send(admissions.admit(rank)))
                     continue
                 if message["kind"] == "hand_over":
                     once_claimed.call(lambda rank=message["rank"]: member.send(hand_over(core, rank)))
@@ -237,12 +237,12 @@ async def _follow(
                     is_open = True
                     member.send({"kind": "opened"})
                     continue
-                answer = lost_workers.apply(message) if lost_workers is not None else None
-                if answer is None:
-                    answer = apply(core, message, only_sums=settings.outlives_servers)
-                    if message["kind"] == "define" and snapshots.loads:
-                        if await loop.run_in_executor(None, snapshots.load, message, tell):
-                            member.send({"kind": "loaded", "wire_key": message["wire_key"]})
+                if message["kind"] == "departed" and admissions is not None:
+                    admissions.forget(message["rank"])
+                answer = apply(core, message, only_sums=settings.outlives_servers)
+                if message["kind"] == "define" and snapshots.loads:
+                    if await loop.run_in_executor(None, snapshots.load, message, tell):
+                        member.send({"kind": "loaded", "wire_key": message["wire_key"]})
                 if answer is not None and (is_open or message["kind"] != "define"):  # of one that is back nobody waits
                     member.send(answer)
         except (RendezvousError, ValueError) as error:
@@ -307,10 +307,9 @@ def _labelled(label: str, error: Exception) -> str:
     return str(error) if str(error).startswith(label) else "%s: %s" % (label, error)
 
 
-class LostWorkers:
-    """The server's part in replacing a lost worker: tells what it has of it, completes its last step, and lets another
-    process in. What the scheduler does with that is in p3/cluster/losses.py; with those that enter in the place of one
-    that has departed, in entrances.py there. Threads: the event loop's alone."""
+class Admissions:
+    """The server's part when a worker enters a running job (p3/cluster/entrances.py), or connects to a server that has
+    come back. Threads: the event loop's alone."""
 
     def __init__(
         self, core: P3Server, door: DoorStep, settings: Settings, label: str, expected: Sequence[int] = ()
@@ -325,22 +324,9 @@ class LostWorkers:
             )
         )
 
-    def apply(self, message: dict) -> Optional[dict]:
-        """Applies a `lost` or `fill` message, and returns the answer; None for any other message.
-        ValueError if it makes no sense."""
-        rank = message.get("rank")
-        if message["kind"] == "departed":  # which apply() then does
-            self._awaited.pop(rank, None)
-        if message["kind"] == "lost":
-            self._awaited.pop(rank, None)
-            problem, pushed = self._core.lose_worker(rank)
-            return {"kind": "lost_at", "rank": rank, "problem": problem, **columns(pushed)}
-        if message["kind"] == "fill":
-            self._core.fill(rank, dict(zip(message["keys"], message["rounds"])), message["skips"])
-            if message["last"]:
-                self._awaited[rank] = object()
-                return {"kind": "filled", "rank": rank}
-        return None
+    def forget(self, rank: int) -> None:
+        """For who was to come as that worker, which has departed."""
+        self._awaited.pop(rank, None)
 
     def admit(self, rank: int) -> dict:
         """What becomes of an `admit` message."""
@@ -351,7 +337,7 @@ class LostWorkers:
 
     def _let_in(self, rank: int, van: Van) -> None:
         try:
-            self._core.replace_worker(rank, van.socket.detach(), ring=van.ring, tls=van.tls)
+            self._core.connect_worker(rank, van.socket.detach(), ring=van.ring, tls=van.tls)
         except P3Error as error:  # the core has failed, and has said so itself; or this process has no descriptors left
             log.info("worker %d came too late: %s", rank, error)
             self._core.fail("worker %d could not be let in: %s" % (rank, error))

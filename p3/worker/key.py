@@ -66,7 +66,7 @@ class Agreed:
     def __init__(self, message: dict) -> None:
         self.plan = KeyPlan.of(message)
         self.shape = tuple(message["shape"])
-        self.catch_up: Optional[int] = message["catch_up"]
+        self.catches_up: bool = message["catches_up"]
         self.successor: Optional[dict] = None  # a `repartitioned` message that came before the declaration
         self.is_applied = False  # the core has the plan
 

@@ -6,7 +6,7 @@ and later what replaces it (`repartitioned`).
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Optional
 
 from p3.worker.declarations import Declarations
 from p3.worker.key import NORM, Agreed, Identity, Key, Name, require_same
@@ -107,9 +107,6 @@ class Keys:
             )
         self._declarations.require_to_push(key)
 
-    def completed_pushes(self, identity: Identity) -> int:
-        return self._session.core.key_counters(self._declared[identity].handle)["rounds"]
-
     def describe(self, key: Key, id: Name) -> dict:
         """A captured key as a snapshot describes it (p3.snapshots.reading.Snapshot); `id`: what the script calls it."""
         return {
@@ -127,22 +124,6 @@ class Keys:
         """Until it is agreed."""
         self._session.wait_until(lambda: key.identity in self.agreed, "for key %r to be agreed" % (key.name,))
         return self.agreed[key.identity]
-
-    def agreed_shape(self, store: int, name: Name) -> Optional[Tuple[int, ...]]:
-        """Of a key that the job has; None if it has none by now."""
-        with self._session.changed:
-            agreed = self.agreed.get((store, name))
-            return None if agreed is None else agreed.shape
-
-    def updates_behind(self, key: Key) -> int:
-        """In a process that has taken a lost one's place: how often the key has been updated, if all workers had it
-        from the beginning. Rounds that all skipped are none."""
-        past = self._session.past
-        with self._session.changed:
-            agreed = self.agreed.get(key.identity)
-            rounds = agreed.catch_up or 0 if agreed is not None else 0
-        updates = rounds - past["joins"]
-        return updates + past["resumed"] if updates > 0 else 0
 
     def are_settled(self, store: int) -> bool:
         """All keys of the store are agreed, and no rows move."""
@@ -167,7 +148,6 @@ class Keys:
         identity = message["store"], message["name"]
         agreed = self.agreed[identity] = Agreed(message)
         key = self._declared.get(identity)
-        self._session.progress.on_agreed(identity, agreed.catch_up)
         return None if key is None else lambda: self.apply(key, agreed)
 
     def _on_repartitioned(self, message: dict) -> Optional[Callable[[], None]]:
@@ -185,7 +165,7 @@ class Keys:
             agreed.is_applied = True
             plan = agreed.plan  # a move changes it
             self._repartition.agreed(key, plan)
-        self._session.core.agree(key.handle, plan, agreed.catch_up is not None)
+        self._session.core.agree(key.handle, plan, agreed.catches_up)
         self._link.note_key(key, plan)
         if agreed.successor is not None:
             self._move(agreed.successor)

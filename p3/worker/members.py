@@ -43,7 +43,7 @@ class Members:
         rank = message["rank"]
         self._in_order.append(rank)
         self._link.note_host(rank, message["host"])
-        self._session.progress.note_entered(rank)
+        self._session.joins.note_entered(rank)
         self._say(rank, "joined the job")
 
     def _on_members(self, message: dict) -> None:

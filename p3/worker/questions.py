@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Dict, List, Optional, Tuple
 
 from p3.worker.links.link import Link
-from p3.worker.replacement.progress import Progress
 
 
 class Barriers:
     """Of one session, whose lock guards it."""
 
-    def __init__(self, session, link: Link, progress: Progress) -> None:
-        self._session, self._send, self._progress = session, link.send, progress
-        self._entered = self._done = session.entrance.barrier if session.past is None else session.past["barriers"]
+    def __init__(self, session, link: Link) -> None:
+        self._session, self._send = session, link.send
+        self._entered = self._done = session.entrance.barrier
         # At the end of each that is awaited: the ranks of all workers, and of those that have entered the job there.
         self._ends: Dict[int, Tuple[List[int], List[int]]] = {}
         session.handle("barrier_done", self._on_done)
@@ -22,8 +21,6 @@ class Barriers:
         """See Session.barrier. Returns the ranks of all workers at its end, and of those of them who have entered the
         job there, where a `mark` says that they may (messages.py)."""
         self._session.send_kept()
-        if not self._progress.barrier():
-            return list(self._session.members), []
         with self._session.changed:
             self._entered += 1
             number = self._entered
@@ -44,8 +41,7 @@ class ServerCounters:
 
     def __init__(self, session, link: Link) -> None:
         self._session, self._send = session, link.send
-        before = session.entrance.barrier if session.past is None else session.past["lost"]
-        self._asked = before << 32  # other numbers than those of a predecessor
+        self._asked = session.entrance.barrier << 32  # other numbers than those of a predecessor
         self._answers: Dict[int, Optional[List[dict]]] = {}  # of each question under way: what the servers said
         session.handle("counters", self._on_counters)
 

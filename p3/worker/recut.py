@@ -33,7 +33,7 @@ class Recut:
     def _require(self, stores: Sequence[int], keys: Sequence[Key]) -> None:
         """ValueError where the job's settings, or what the stores and keys are, exclude it."""
         session = self._session
-        of_job = choices.of_job(False, self._link.on_worker_loss, self._link.on_server_loss)
+        of_job = choices.of_server_losses(self._link.on_server_loss)
         combinations.require(session.label, choices.RECUT, *of_job)
         for store in stores:
             of_store = choices.of_optimizer(session.option(store, "optimizer"))

@@ -35,6 +35,7 @@ from p3.worker import open_sessions
 from p3.worker.control import Control
 from p3.worker.entrance import Entrance
 from p3.worker.key import NORM, Key, Name, checked, require_array
+from p3.worker.joins import Joins
 from p3.worker.keys import Keys
 from p3.worker.links.link import Link
 from p3.worker.lowrank.matrices import Matrices
@@ -43,7 +44,6 @@ from p3.worker.orders import Orders
 from p3.worker.questions import Barriers, ServerCounters
 from p3.worker.recut import Recut
 from p3.worker.repartition import Repartition
-from p3.worker.replacement.progress import Progress
 from p3.worker.servers import Servers
 from p3.worker.snapshots.demand import Ended
 from p3.worker.snapshots.resumed import Resumed
@@ -62,14 +62,7 @@ class Session(Control):
 
     def __init__(self, link: Link) -> None:
         super().__init__(link)
-        # If this process has taken the place of one that was lost: the steps that are behind the job, those before the
-        # snapshot that it was resumed from included. The first init of each key brings the value after them.
-        self.past = link.rejoined  # "rejoined" of messages.py
-        self.rejoined_at: Optional[int] = None if self.past is None else self.past["step"]
-        self.trainers: List[Callable] = []  # references to those that the script has told of
-        self.describe_optimizers: Callable[[], Optional[dict]] = lambda: None  # as JSON can carry it, for a successor
-        # All of the past has been told.
-        self._caught_up = self.past is None and link.entered is None
+        self._caught_up = link.entered is None  # all of the past has been told
         self.handle("caught_up", self._on_caught_up)
         self.entrance = Entrance(self, link)
         self._members = Members(self, link)
@@ -87,8 +80,8 @@ class Session(Control):
         self.snapshots = Snapshots(self, link, self.saved)
         parts = (self.low_rank, self.keys, self.orders, self._options, self._repartition, self.saved)
         self.stores = Stores(self, link, self.keys, [part.forget for part in parts])
-        self.progress = Progress(self, link, self.keys)  # told of its steps by a store that goes past this class
-        self.barriers = Barriers(self, link, self.progress)
+        self.joins = Joins(self, link)
+        self.barriers = Barriers(self, link)
         self._server_counters = ServerCounters(self, link)
         self.waits = Waits()
         self._stats = Stats(self, link)
@@ -150,8 +143,8 @@ class Session(Control):
         options, its forward order. Its number is free for another one.
 
         Every worker calls it at the same point, when its operations are complete. Blocks until all have; TimeoutError
-        after P3_WAIT_TIMEOUT_S names who has not. ValueError if an operation is under way, or where lost workers are
-        replaced. It waits for a snapshot that is being written, and no later one has the store.
+        after P3_WAIT_TIMEOUT_S names who has not. ValueError if an operation is under way. It waits for a snapshot that
+        is being written, and no later one has the store.
         """
         self.check()
         self.stores.release(store)
@@ -305,7 +298,6 @@ class Session(Control):
         if key.sparse or key.rank:
             self._require_at_once(key, gated, tell)
         self._require_arrays(key, key.shape, "", None, landing)
-        self.progress.skip(key)
         if key.rank:
             return self.low_rank.skip(key, landing, priority, goes_on)
         if key.sparse:
@@ -388,14 +380,11 @@ class Session(Control):
         """Whether other partitions were requested, and not all workers have gone over to them yet."""
         return self._repartition.is_moving(key)
 
-    def begin_push(self, key: Key, order: Optional[int] = None) -> None:
-        """Before a push is queued, and counted anywhere; for who pushes past pushpull() as well. `order`: of the key
-        among those of its store, if the script says so (see Steps.push)."""
+    def begin_push(self, key: Key) -> None:
+        """Before a push is queued, and counted anywhere; for who pushes past pushpull() as well."""
         if key.handle not in self._options.pushed_keys.get(key.store, ()):
             self.entrance.require_no_push("a gradient or a collective of key %r" % (key.name,))
             self._options.begin_push(key, self.keys.require_to_push)
-        if self.progress.is_noted:
-            self.progress.push(key, order)
 
     # What all workers agree on
 
@@ -455,8 +444,7 @@ class Session(Control):
         """Returns when every worker has called it as often as this one: the ranks of the members then, the same on all.
         TimeoutError after P3_WAIT_TIMEOUT_S, which names `of`, the script's call.
 
-        In a process that takes a lost one's place, and before its first push, barriers that the lost one had entered
-        return at once; in one that has joined a running job, those before its first agree_on_members().
+        In a process that has joined a running job, those before its first agree_on_members() return at once.
         """
         self.check()
         if self.entrance.is_on_trial:
@@ -514,18 +502,16 @@ class Session(Control):
         """
         self.check()
         is_due = self.snapshots.due(round)
-        self.progress.mark(round)
         if is_due:
             self.snapshots.take(round, keys, state)
 
     def resume(self, servers_load: bool = False) -> Resumed:
         """By every worker, before its first key: finds the newest valid snapshot in P3_SNAPSHOT_DIR.
 
-        Its round, and this worker's state; (0, {}) where there is none, (rejoined_at, {}) in a process that has taken
-        the place of a lost one, and in one that joins a running job what agree_on_members() was given there. The
-        snapshot may be of a job with another number of workers, which the result's `workers` tells. Then give each
-        init() resumed_value(), and call restore() before the key's first round. Blocks until worker 0 has chosen, at
-        most P3_WAIT_TIMEOUT_S.
+        Its round, and this worker's state; (0, {}) where there is none, and in a process that joins a running job what
+        agree_on_members() was given there. The snapshot may be of a job with another number of workers, which the
+        result's `workers` tells. Then give each init() resumed_value(), and call restore() before the key's first
+        round. Blocks until worker 0 has chosen, at most P3_WAIT_TIMEOUT_S.
 
         `servers_load`: each server begins with what its own part of the snapshot has, where that suits, and worker 0
         brings only the rest. Then all keys are given first_value() instead, and are declared before the first of them.
@@ -535,9 +521,8 @@ class Session(Control):
             raise ValueError("%s: resume() comes before the first key, and so before the first Trainer's step or "
                              "DistributedOptimizer" % self.label)  # fmt: skip
         resumed = self.saved.resume(servers_load)
-        if self.rejoined_at is None and not self.entrance.barrier and resumed.round > 0:
+        if not self.entrance.barrier and resumed.round > 0:
             self.snapshots.last_round = max(self.snapshots.last_round, resumed.round)
-            self.progress.begin_behind(resumed.round)
         return resumed
 
     def resumed_value(self, key: Key, id: Optional[Name] = None) -> Optional[Any]:
@@ -607,8 +592,6 @@ class Session(Control):
             self.snapshots.finish()
             self._finish_all()
         self._failure_is_known = is_known  # what has only come up here, the script has not been told
-        if self._unusable is None:
-            self.progress.leave()
         super().close()
 
     def send_kept(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 from typing import Any, Callable, Dict, List, Sequence, Set
 
-from p3.plan import choices, combinations
 from p3.worker.key import Key, Name
 from p3.worker.keys import Keys
 from p3.worker.links.link import Link
@@ -82,8 +81,6 @@ class Stores:
     def release(self, store: int) -> None:
         """See Session.release."""
         session = self._session
-        of_job = choices.of_losses(self._link.on_worker_loss)
-        combinations.require("%s: store %d" % (session.label, store), choices.RELEASE, *of_job)
         if store not in self._asked:  # a second call waits on
             if store in self._of and not self.is_fresh(store):
                 session.entrance.require_no_push("the release of store %d" % store)

@@ -67,7 +67,7 @@ std::string problem_with(const KeyPlan& plan, int workers, bool outlives_workers
   const bool is_stale = !plan.is_synchronous() && !plan.has_quorum();
   if ((is_stale || plan.is_gathered()) && outlives_workers)
     return std::string("it has ") + (plan.is_gathered() ? "factors" : "staleness") +
-           ", and no worker of such a key can be replaced";
+           ", and nobody can go on without a worker of such a key";
   if (plan.quorum > static_cast<uint32_t>(workers))
     return "it has a quorum of " + std::to_string(plan.quorum) + ", but there are " + std::to_string(workers) +
            " workers";

@@ -1,14 +1,13 @@
 // Which workers a shard sends its values to, while one may be lost and another process may take its rank again.
 //
-// A worker that is lost is away until its successor has asked for the value and got it: as of the round up to which
-// its pushes were completed. What was received of the lost one counts if it is a whole push; no answer to it is sent.
+// A worker that is lost is away until another process has come in its place, and has asked for the value if there is one.
+// What was received of the lost one counts if it is a whole push; no answer to it is sent.
 // Memory:  none before the first loss: a server has very many shards.
 // Threads: none of its own; where the shard is summed.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 namespace p3 {
@@ -20,9 +19,7 @@ class Presence {
   // All processes of this rank up to number `incarnation` are gone; the last one's pushes are whole up to this round.
   void lose(int worker, uint32_t incarnation, uint64_t pushed) {
     workers_.resize(count_);
-    State& state = workers_[static_cast<size_t>(worker)];
-    away_ += state.here;
-    state = {false, incarnation, pushed, {}};
+    workers_[static_cast<size_t>(worker)] = {false, incarnation, pushed};
   }
   bool is_of_the_lost(int worker, uint32_t incarnation) const { return incarnation <= of(worker).lost; }
   // A frame of a push that never became whole.
@@ -30,29 +27,10 @@ class Presence {
     return is_of_the_lost(worker, incarnation) && round > of(worker).pushed;
   }
 
-  // Another process of this rank takes part from the first value on.
-  void expect(int worker) {
-    if (is_here(worker)) return;
-    workers_[static_cast<size_t>(worker)].here = true;
-    --away_;
+  // Another process of this rank takes part from here on.
+  void let_in(int worker) {
+    if (!workers_.empty()) workers_[static_cast<size_t>(worker)].here = true;
   }
-
-  // Of a worker that is away.
-  void request(int worker, uint64_t round) { workers_[static_cast<size_t>(worker)].requested = round; }
-  // Who can be answered now, and is here from now on.
-  std::vector<int> take_answerable(uint64_t published) {
-    std::vector<int> answerable;
-    for (size_t worker = 0; away_ > 0 && worker < workers_.size(); ++worker) {
-      State& state = workers_[worker];
-      if (!state.requested || *state.requested > published) continue;
-      state.requested.reset();
-      state.here = true;
-      --away_;
-      answerable.push_back(static_cast<int>(worker));
-    }
-    return answerable;
-  }
-
   bool is_here(int worker) const { return of(worker).here; }
 
  private:
@@ -60,14 +38,12 @@ class Presence {
     bool here = true;
     uint32_t lost = 0;  // number of the last process that is gone; the first one is number 1
     uint64_t pushed = 0;
-    std::optional<uint64_t> requested{};
   };
 
   State of(int worker) const { return workers_.empty() ? State() : workers_[static_cast<size_t>(worker)]; }
 
   size_t count_;
   std::vector<State> workers_;
-  int away_ = 0;
 };
 
 }  // namespace p3

@@ -49,7 +49,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
                   std::to_string(num_workers) + ".");
     if (outlives_workers && options.local_aggregation)
       refuse_call(
-          "the leader of a machine cannot be replaced: set local_aggregation to false with "
+          "nobody can go on without the leader of a machine: set local_aggregation to false with "
           "outlives_workers.");
     std::iota(seniority_.begin(), seniority_.end(), 0);
   }
@@ -67,7 +67,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     check_can_lose(worker);
     add_worker(worker, nullptr, std::move(peer));
     WorkerState& state = workers_[index_of(worker)];
-    state.is_lost = state.has_departed = state.skips = has_lost_ = true;
+    state.is_lost = state.has_departed = has_lost_ = true;
     drop_from_seniority(worker);
   }
 
@@ -209,9 +209,8 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     Shard& shard = *task.shard;
     const int worker = task.worker, van = van_of(worker);
     const Header header = task.header;
-    if (shard.turns.catches_up(worker)) {
+    if (shard.turns.take_request(worker)) {
       task.kind = Task::Kind::kCatchUp;
-      task.header.round = shard.turns.take_request(worker);
       return queue(std::move(task));
     }
     if (shard.turns.take_behind(worker)) {
@@ -228,8 +227,8 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     task.held_bytes = sizeof task + shard.answer_bytes(header) + task.payload.bytes();
     transport_.hold(van, task.held_bytes);
     queue(std::move(task));
-    if (pushes && shard.turns.fills())
-      for (int other = 0; other < num_workers(); ++other) fill_next(shard, other);
+    if (pushes && shard.turns.completes())
+      for (int other = 0; other < num_workers(); ++other) complete_next(shard, other);
   }
 
   // --- what is inherited from a server that is lost ----------------------------------------------------------------
@@ -358,7 +357,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     }
     for (int worker : asks_first) {  // as if it had come now
       shard.turns.go_on_behind(worker, best.round, inits_of(best), best.round, /*has_value=*/true);
-      shard.turns.replace(worker);
+      shard.turns.enter(worker);
     }
     where_summed(shard.thread, [&] {
       shard.take_over(*claims);
@@ -470,24 +469,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     if (alarms_.set(shard, when)) transport_.ask_for_work();  // which ends a longer wait of the receiver
   }
 
-  // --- replacing a worker ------------------------------------------------------------------------------------------
-
-  LostWorker lose_worker(int worker) override {
-    check_can_lose(worker);
-    LostWorker lost;
-    transport_.run_in_receiver([&] {
-      let_go(worker);
-      lost.problem = problem_of_losing(worker);
-      std::map<uint32_t, uint64_t> pushed;
-      for (uint32_t wire_key : registry_.wire_keys()) pushed[wire_key] = 0;
-      estates_.each_shard([&](Shard& shard) {
-        uint64_t& last = pushed[shard.key.plan.wire_key];
-        last = std::max(last, shard.turns.pushed(worker));
-      });
-      for (const auto& [wire_key, round] : pushed) lost.pushed.push_back({wire_key, round});
-    });
-    return lost;
-  }
+  // --- going on without a worker -----------------------------------------------------------------------------------
 
   void dismiss_worker(int worker) override {
     check_can_lose(worker);
@@ -501,11 +483,11 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
             ErrorKind::kPeerLost,
             label + ": " + worker_label(worker) + " was lost, and the job cannot go on without it: " + *problem + ".",
             {}));
-      workers_[index_of(worker)].has_departed = workers_[index_of(worker)].skips = true;
+      workers_[index_of(worker)].has_departed = true;
       drop_from_seniority(worker);
       estates_.expect_no_claims_of(worker);
       estates_.each_shard([&](Shard& shard) { shard.turns.dismiss(worker); });
-      estates_.each_shard([&](Shard& shard) { fill_next(shard, worker); });
+      estates_.each_shard([&](Shard& shard) { complete_next(shard, worker); });
       for (Shard* shard : estates_.open_shards()) forget_held(*shard, worker);
       finish_if_all_have_left();
     });
@@ -520,37 +502,24 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
       const auto ask = [](const Shard& shard) { return shard.turns.problem_of_admitting(shard.published); };
       problem = estates_.first_answer(ask).value_or("");
       if (!problem.empty()) return;
-      state.has_departed = state.skips = state.has_left = false;
+      state.has_departed = state.has_left = false;
       seniority_.push_back(worker);
       estates_.each_shard([&](Shard& shard) { shard.turns.admit(worker, shard.published); });
     });
     return problem;
   }
 
-  void fill(int worker, const std::vector<LostWorker::Pushed>& rounds, bool skips) override {
-    transport_.run_in_receiver([&] {
-      check_lost(worker);
-      workers_[index_of(worker)].skips = skips;
-      for (const LostWorker::Pushed& one : rounds)
-        for (Shard* shard : registry_.shards_of(one.wire_key)) {
-          if (one.round == 0) continue;
-          shard->turns.fill_to(worker, one.round);
-          fill_next(*shard, worker);
-        }
-    });
-  }
-
-  void replace_worker(int worker, std::unique_ptr<Stream> stream) override {
+  void connect_worker(int worker, std::unique_ptr<Stream> stream) override {
     transport_.run_in_receiver([&] {
       check_rank(worker);
       WorkerState& state = workers_[index_of(worker)];
       if (std::exchange(state.is_expected, false)) return transport_.replace_van(state.van, std::move(stream));
-      check_lost(worker);
+      if (!state.is_lost) refuse_call("worker " + std::to_string(worker) + " is not lost.");
       state.is_lost = false;
       ++state.incarnation;
-      estates_.each_shard([&](Shard& shard) { shard.turns.replace(worker); });
+      estates_.each_shard([&](Shard& shard) { shard.turns.enter(worker); });
       each_shard_where_summed([=](Shard& shard) {
-        if (!shard.turns.catches_up(worker)) shard.expect(worker);
+        if (!shard.turns.catches_up(worker)) shard.let_in(worker);
       });
       transport_.replace_van(state.van, std::move(stream));
     });
@@ -642,9 +611,8 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     bool has_left = false;      // it has said goodbye
     uint32_t incarnation = 1;   // processes that this rank has had
     bool is_expected = false;   // the first one that this server knows has no connection yet
-    bool is_lost = false;       // the last one is gone
-    bool has_departed = false;  // and nobody takes its place
-    bool skips = false;         // as fill() was told last
+    bool is_lost = false;       // the last one is gone, and no other has come yet
+    bool has_departed = false;  // and none may
     Lateness lateness{};        // with its lock
   };
   struct VanState {
@@ -671,11 +639,6 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
   void check_can_lose(int worker) const {
     check_rank(worker);
     if (!outlives_workers) refuse_call("it was not told to outlive workers.");
-  }
-
-  void check_lost(int worker) const {
-    check_rank(worker);
-    if (!workers_[index_of(worker)].is_lost) refuse_call("worker " + std::to_string(worker) + " is not lost.");
   }
 
   void queue(Task task) {
@@ -710,16 +673,14 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     return estates_.first_answer([=](const Shard& shard) { return shard.turns.needs(worker, shard.published); });
   }
 
-  // Receiver thread. Completes the round that this worker pushes next, if it is to be completed for it, and begins.
-  void fill_next(Shard& shard, int worker) {
-    const auto round = shard.turns.to_fill(worker, shard.published);
+  // Receiver thread. Completes the round that this worker would push next, if it has departed and that round begins.
+  void complete_next(Shard& shard, int worker) {
+    const auto round = shard.turns.to_complete(worker, shard.published);
     if (!round) return;
-    const WorkerState& state = workers_[index_of(worker)];
     Task task = absent_push_of(worker, shard, *round);
     shard.turns.note_push(worker, task.header, Clock::now());
-    task.incarnation = state.incarnation + state.is_lost;  // the successor's
-    task.is_filled = !state.skips;
-    task.has_departed = state.has_departed;
+    ++task.incarnation;  // the successor's
+    task.has_departed = true;
     queue(std::move(task));
   }
 
@@ -748,7 +709,6 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     vans_[index_of(state.van)].forget_frame();
     state.is_expected = false;
     state.is_lost = has_lost_ = true;
-    estates_.each_shard([&](Shard& shard) { shard.turns.forget_fill(worker); });
     each_shard_where_summed([=, incarnation = state.incarnation](Shard& shard) {
       shard.lose(worker, incarnation, shard.turns.pushed(worker));
     });
@@ -813,14 +773,6 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     if (!std::all_of(workers_.begin(), workers_.end(), is_over)) return;
     finished_ = true;
     transport_.signal();
-  }
-
-  // Receiver thread. What only the lost process could have told must be known already.
-  std::string problem_of_losing(int worker) const {
-    if (workers_[index_of(worker)].has_left) return "it had said goodbye";
-    if (registry_.wire_keys().empty()) return "no key has been agreed yet";
-    const auto ask = [=](const Shard& shard) { return shard.turns.problem_of_losing(worker); };
-    return estates_.first_answer(ask).value_or("");
   }
 
   // Of a shard; where it is summed.

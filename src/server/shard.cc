@@ -85,8 +85,8 @@ Reply Shard::handle(Task& task) {
   Reply reply;
   if (is_void(task)) return reply;
   if (task.kind == Task::Kind::kCatchUp) {
-    presence_.request(task.worker, task.header.round);
-    answer_who_catches_up(reply);
+    presence_.let_in(task.worker);
+    send_value({task.worker}, reply, /*asked_for=*/false);
     return reply;
   }
   if (task.kind == Task::Kind::kAgain) {
@@ -158,10 +158,6 @@ void Shard::answer_inits(Reply& reply) {
   for (auto it = ready; it != waiting_inits_.end(); ++it) answered.push_back(it->first);
   waiting_inits_.erase(ready, waiting_inits_.end());
   send_value(answered, reply, /*asked_for=*/true);
-}
-
-void Shard::answer_who_catches_up(Reply& reply) {
-  send_value(presence_.take_answerable(published), reply, /*asked_for=*/false);
 }
 
 std::vector<int> Shard::receivers() const {

@@ -106,8 +106,8 @@ class Shard {
   // The processes of this rank up to number `incarnation` are gone; the last one has pushed up to this round. Forgets what
   // it waits for, and its push if that is not whole.
   virtual void lose(int worker, uint32_t incarnation, uint64_t pushed);
-  // Another process of this rank takes part from the first value on, which has not come yet.
-  void expect(int worker) { presence_.expect(worker); }
+  // Another process of this rank takes part from here on: no value has come yet that it would ask for.
+  void let_in(int worker) { presence_.let_in(worker); }
   // Whether the workers have all that there is of it.
   virtual bool can_be_inherited() const { return false; }
   // All have claimed: it goes on from there.
@@ -152,8 +152,6 @@ class Shard {
   // Whose inits can be answered now, to `reply`: the n-th of each gets what first()'s n-th brought, or a later one, once
   // its leader's n-th is in as well.
   void answer_inits(Reply& reply);
-  // Who waits for this round, or an earlier one, to go on from there.
-  void answer_who_catches_up(Reply& reply);
   // Who is sent the value of each round: all who push, but for those that are lost.
   std::vector<int> receivers() const;
   bool is_lost(const Task& task) const { return presence_.is_of_the_lost(task.worker, task.incarnation); }
@@ -190,14 +188,13 @@ class Shard {
   std::vector<void*> state_;  // the optimizer's
 
   struct {
-    RoundNumbers numbers;    // by rank
-    int pushed = 0;          // pushes that are in
-    int present = 0;         // workers with a gradient
-    int departed = 0;        // workers that were no part of the job any more
-    bool is_filled = false;  // for a lost worker: if nobody has a gradient, it is not the last round all the same
-    bool goes_on = false;    // some worker that has none takes part all the same
-  } round_;                  // in progress
-  int32_t priority_ = 0;     // of the round, as first() pushed it
+    RoundNumbers numbers;  // by rank
+    int pushed = 0;        // pushes that are in
+    int present = 0;       // workers with a gradient
+    int departed = 0;      // workers that were no part of the job any more
+    bool goes_on = false;  // some worker that has none takes part all the same
+  } round_;                // in progress
+  int32_t priority_ = 0;   // of the round, as first() pushed it
 
   const uint64_t* updates_ = nullptr;  // that it has had, if each answer is to say so
 

@@ -17,7 +17,7 @@ class Shard;
 struct Task {
   enum class Kind {
     kFrame,    // a frame has come
-    kCatchUp,  // the first frame of a replaced worker has: it asks for the value of round header.round
+    kCatchUp,  // the first frame of a worker that has entered the job has: it asks for the value
     kAgain,    // a push has come of a round that is over: its sender lacks the value
     kResume,   // nothing borrows from the shard any more, or a time has come that it waits for
   } kind = Kind::kFrame;
@@ -28,8 +28,7 @@ struct Task {
   PooledBuffer payload{};     // empty: none, or it lies in the value already
   uint32_t nth_init = 0;      // kInit: of this worker
   uint32_t incarnation = 0;   // which process of that rank sent it, counted from 1
-  bool is_filled = false;     // a push that a lost worker might have made
-  bool has_departed = false;  // instead of one of a worker that nobody replaces
+  bool has_departed = false;  // instead of a push of a worker that has
   uint64_t held_bytes = 0;    // that the transport was told of
 };
 

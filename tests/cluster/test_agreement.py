@@ -143,7 +143,7 @@ def test_a_script_gives_a_store_a_strategy_of_which_no_server_hears():
     (agreed,) = job.sent[WORKERS[2]]
     assert agreed == {"kind": "option_agreed", "store": 0, "name": "strategy", "value": {"sha256": mine.sha256}}
     assert not job.sent[SERVERS[0]]
-    assert job.agreement.catch_up(WORKERS[2], 0, {}) == [agreed]
+    assert job.agreement._past() == [agreed]
     for store in (0, 1):
         job.announce(0, "w", store=store)
     plans = [KeyPlan.of(message) for message in job.sent[SERVERS[0]]]
@@ -579,8 +579,8 @@ def test_a_store_is_gone_when_all_workers_have_done_with_it_and_all_servers_have
         for worker in WORKERS:
             assert job.sent[worker][-1] == {"kind": "released", "store": store}
         assert all(job.agreement._claim_bytes[worker] < claimed[worker] for worker in WORKERS)
-        assert list(job.agreement.stores().values()) == [1]
-        assert list(job.agreement.catch_up(WORKERS[1], 1, {}))[0]["name"] == "v" and not job.agreement._leaving
+        assert [told["name"] for told in job.agreement._past() if told["kind"] == "agreed"] == ["v"]
+        assert not job.agreement._leaving
     assert all(count == job.agreement._claim_bytes[WORKERS[0]] for count in job.agreement._claim_bytes.values())
 
 
@@ -728,7 +728,7 @@ def test_a_strategy_changes_when_all_rest_and_servers_come_before_workers():
     for worker in WORKERS:
         told = job.sent[worker][-1]
         assert [(one["name"], KeyPlan.of(one).servers) for one in told["keys"]] == [("a", (1,)), ("b", (0, 1))]
-    assert set(job.agreement.stores()) == {2, 3}, "of whoever comes later"
+    assert [told["wire_key"] for told in job.agreement._past()] == [2, 3], "what who comes later hears"
     for rank in range(3):
         job.announce(rank, "c")
     assert job.sent[SERVERS[0]][-1]["servers"] == [1], "a later key as well"

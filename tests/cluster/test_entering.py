@@ -376,7 +376,7 @@ def test_one_enters_at_the_end_of_the_barrier_and_all_wait_for_it_at_the_next():
     scheduler.decide(nodes[2], {"decision": "entered"})
     scheduler.consider()
     kinds = [message["kind"] for message in scheduler.told[nodes[2]]]
-    assert kinds == ["agreed", "members"] and scheduler.told[nodes[2]][0]["catch_up"] == 0
+    assert kinds == ["agreed", "members"] and scheduler.told[nodes[2]][0]["catches_up"]
     assert scheduler.told[nodes[2]][1]["ranks"] == [0, 1, 2]
     done = {"kind": "barrier_done", "number": 1, "members": [0, 1, 2], "entered": [2]}
     assert all(scheduler.told[node][-1] == done for node in nodes[:2])

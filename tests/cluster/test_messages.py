@@ -27,13 +27,6 @@ EXAMPLES = {
     "flats": [{"rounds": 3, "cpu_s": 0.5}, {}],
     "workers": [{"host": "10.0.0.8", "local": "", "machine": "m"}],
     "sha256": "0f" * 32,
-    "numbers": {
-        "optimizers": {
-            "0": {"plain": {"lr": 0.1}, "scheduler": {}, "counts": [[0, [[0, 7], ["w", 3]]]], "device": 0},
-            "1": None,
-        },
-        "trainers": [{"scale": {"_scale": 1.0}, "loss_scaler": {}}],
-    },
     "towards": [[800, 400, 4, 0.25]],
     "waits": {"encoder": 0.5},
     "rows of workers": [
@@ -42,7 +35,6 @@ EXAMPLES = {
     "rows of servers": [dict(ROW, received_slices=0, value_bytes=8, queue_s=0.001)],
     "rows of links": [{"host": "10.0.0.8", "processes": 2, "sent_per_s": 5e9, "received_per_s": 0}],
     "parts": [{"role": "server", "rank": 1, "bytes": 80, "sha256": "0f" * 32}],
-    "state": "joined",
     "reduction": "average",
     "update": "steps",
     "servers": [{"host": "10.0.0.8", "port": 7, "local": "p3-x", "machine": "m", "heir": 0}],
@@ -82,18 +74,6 @@ def test_a_missing_a_wrong_and_an_unknown_field_are_refused(kind):
             messages.check(dict(example(kind), **{name: {"nested": []}}))
     with pytest.raises(ProtocolError, match="an extra field: 'extra'"):
         messages.check(dict(example(kind), extra=1))
-
-
-def test_the_numbers_of_optimizers_and_a_lost_workers_past_arrive_as_they_were_sent():
-    place = dict(example("place"), numbers=EXAMPLES["numbers"])
-    assert through_the_wire(place) == place
-    past = dict(_example_of(messages._REJOINED), numbers=EXAMPLES["numbers"])
-    welcome = dict(example("welcome"), rejoined=past)
-    assert through_the_wire(welcome) == welcome
-    for wrong in ([[0, [["w"]]]], [[0, [["w", -1]]]], [["0", []]], [[0, [[[], 1]]]], {}):
-        optimizer = dict(EXAMPLES["numbers"]["optimizers"]["0"], counts=wrong)
-        with pytest.raises(ProtocolError, match="numbers"):
-            messages.check(dict(place, numbers={"optimizers": {"0": optimizer}, "trainers": []}))
 
 
 def test_a_name_keeps_its_type():

@@ -440,11 +440,11 @@ worker, server = P3Worker(0, 1, "worker 0 (here)"), P3Server(0, 1, 2, "server 0 
 survivor = P3Server(0, 1, 1, "server 0 (here)", local_aggregation=False, outlives_workers=True)
 survivor.add_worker(0, socket.socketpair()[0].detach(), "worker 0 (there)")
 survivor.start()
-survivor.lose_worker(0)
+survivor.dismiss_worker(0)
 calls = [
     lambda fd, ring: worker.add_server(0, fd, "server 0 (there)", ring=ring),
     lambda fd, ring: server.add_worker(0, fd, "worker 0 (there)", ring=ring),
-    lambda fd, ring: survivor.replace_worker(0, fd, ring=ring),
+    lambda fd, ring: survivor.connect_worker(0, fd, ring=ring),
 ]
 vans = [(call, socket.socketpair()[0].detach(), make_ring(4096)) for call in calls]
 resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))  # what is open stays

@@ -67,7 +67,7 @@ class ReturningJob(Job):
         for rank, worker in enumerate(self.workers):
             ours, its = socket.socketpair()
             worker.take_back(0, ours.detach())
-            back.replace_worker(rank, its.detach())
+            back.connect_worker(rank, its.detach())
         wait_until(lambda: not back.awaits_claims(), "all claims to who has come back")
 
     def keys_of(self, *lengths):

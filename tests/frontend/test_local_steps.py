@@ -395,12 +395,6 @@ def test_a_strategy_cuts_the_weights_and_has_entries_for_them_alone(session):
     assert session.new_store() == 0  # and nothing is left
 
 
-def test_where_lost_workers_are_replaced_it_is_refused(session, monkeypatch):
-    monkeypatch.setenv("P3_ON_WORKER_LOSS", "wait")
-    with pytest.raises(ConfigError, match="local steps and replacing lost workers .*exclude each other"):
-        p3.LocalSteps(session, {"w": np.zeros(3)}, every=3)
-
-
 def test_an_argument_that_there_is_not_is_a_type_error(session):
     with pytest.raises(TypeError, match="unexpected keyword argument 'evry'"):
         p3.LocalSteps(session, {"w": np.zeros(3)}, every=3, evry=3)

@@ -40,10 +40,10 @@ class Served(serving.Served):
 
 def served(monkeypatch, *stores):
     """What each store was told, where the last round that has begun lands first."""
-    landed, progress = [], types.SimpleNamespace(join=lambda: True, skip=lambda _key: None, joined=lambda: None)
+    landed, joins = [], types.SimpleNamespace(begin=lambda: None, end=lambda: None)
     monkeypatch.setattr(serving, "Completions", lambda: landed)
     monkeypatch.setattr(serving.waiting, "next_of", lambda _session, _completions: landed.pop())
-    serving.serve_others(types.SimpleNamespace(progress=progress), stores, lambda: None)
+    serving.serve_others(types.SimpleNamespace(joins=joins), stores, lambda: None)
     assert landed == []
     return [store.told for store in stores]
 

@@ -166,15 +166,19 @@ def test_no_rows_are_cut_anew_as_what_moves_would_be_lost_with_a_worker(tmp_path
     assert ended.code == 0 and ended.out.count("leaves them") == 2, ended
 
 
-def test_a_server_that_dies_ends_the_job_by_its_name(tmp_path, processes):
-    run = departing(tmp_path, processes, 3, 2, steps=100_000)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_server_that_dies_or_freezes_ends_the_job_by_its_name(tmp_path, processes, number):
+    run = departing(tmp_path, processes, 3, 2, steps=100_000, P3_TIMEOUT_S="2")
     while "step 3:" not in run.read_line():
         pass
-    os.kill(node_of(run.popen.pid, "server"), signal.SIGKILL)
+    os.kill(node_of(run.popen.pid, "server"), number)
     ended = run.wait(60)
-    assert ended.code == 128 + signal.SIGKILL, ended
-    assert re.search(r"p3 run: server \d ended with signal SIGKILL", ended.err), ended
-    assert "goes on without" not in ended.err
+    if number == signal.SIGKILL:
+        assert ended.code == 128 + signal.SIGKILL, ended
+        assert re.search(r"p3 run: server \d ended with signal SIGKILL", ended.err), ended
+        assert "goes on without" not in ended.err
+    else:
+        assert ended.code != 0 and re.search(r"the job failed: .*server \d", ended.err), ended
 
 
 def test_an_exception_of_a_worker_ends_the_job_as_it_would_recur(tmp_path, processes):

@@ -10,6 +10,7 @@ import sys
 import pytest
 from joined_jobs import MANY, command, join, p3, require_right, start, worker
 from launched_jobs import kill_scheduler
+from processes import write_script
 
 @pytest.mark.parametrize("env", [{}, {"P3_TLS": "1"}, {"P3_SERVER_THREADS": "2", "P3_LOCAL": "tcp"}])
 def test_two_join_at_once_and_the_weights_are_those_of_means_over_who_is_there(tmp_path, processes, env):
@@ -113,6 +114,35 @@ def test_one_that_freezes_before_it_has_joined_is_ended_and_another_one_started(
     ended = run.wait(60)
     assert ended.code == 0 and ended.err.count("another one is started") == 2, ended
     require_right(tmp_path, said + ended.out, lambda step: [0, 2] if 3 <= step < 10 else [0, 1, 2], 3)
+
+
+def test_starts_are_counted_also_of_those_that_die_before_they_have_joined(tmp_path, processes):
+    options = ("--rejoin", "--worker-restarts", "2", "--restart-pause", "0.1")
+    run = start(tmp_path, processes, 3, [(1, 3)], [5, 10], *options, P3S_DIES="trial")
+    said = run.read_until("waits to join the job")
+    (tmp_path / "go-5").touch()
+    said += run.read_until("waits to join the job")
+    (tmp_path / "go-10").touch()
+    ended = run.wait(60)
+    assert ended.code == 0 and ended.err.count("another one is started") == 2, ended
+    assert ended.err.count("(0 more restarts allowed)") == 1, ended
+    require_right(tmp_path, said + ended.out, lambda step: [0, 1, 2] if step < 3 else [0, 2], 3)
+
+
+def test_who_dies_behind_its_goodbye_ends_the_job_and_no_other_is_started(tmp_path, processes):
+    script = """
+        import os, signal
+        import p3
+        session = p3.Session.open()
+        session.barrier()
+        session.close()
+        if session.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    options = ["-n", "2", "-s", "1", "--on-worker-loss", "continue", "--rejoin"]
+    ended = p3(tmp_path, processes, "run", *options, sys.executable, write_script(tmp_path, script)).wait(60)
+    assert ended.code == 128 + signal.SIGKILL, ended
+    assert ended.err.splitlines()[-1] == "p3 run: worker 1 ended with signal SIGKILL", ended
 
 
 def test_one_that_fails_before_it_has_joined_has_time_to_say_why(tmp_path, processes):
@@ -360,6 +390,12 @@ def test_what_is_wrong_with_a_call_of_p3_join_it_says(tmp_path, processes, optio
 
 
 def test_p3_run_starts_others_only_where_the_job_goes_on(tmp_path, processes):
-    for options in ([], ["--on-worker-loss", "wait"]):
-        ended = p3(tmp_path, processes, "run", "-n", "1", "--rejoin", *options, "true").wait(20)
-        assert ended.code == 1 and "add --on-worker-loss continue or --on-server-loss continue" in ended.err, ended
+    ended = p3(tmp_path, processes, "run", "-n", "1", "--rejoin", "true").wait(20)
+    assert ended.code == 1 and "add --on-worker-loss continue or --on-server-loss continue" in ended.err, ended
+
+
+def test_whoever_has_lost_workers_replaced_while_others_wait_is_told_what_to_use(tmp_path, processes):
+    for options, env in ((["--on-worker-loss", "wait"], {}), ([], {"P3_ON_WORKER_LOSS": "wait"})):
+        ended = p3(tmp_path, processes, "run", "-n", "1", *options, "true", **env).wait(20)
+        assert ended.code == 1 and "P3_ON_WORKER_LOSS='wait': it must be fail or continue" in ended.err, ended
+        assert '"wait" was taken out. Use --on-worker-loss continue --rejoin' in ended.err, ended

@@ -10,6 +10,7 @@ import sys
 import threading
 
 import pytest
+from joined_jobs import require_right
 from launched_jobs import scheduler_of
 from plugin_jobs import python
 from processes import ROOT, Process, clean_environment, command_lines
@@ -214,19 +215,15 @@ def test_a_killed_job_is_started_again_and_ends_with_the_bits_of_an_undisturbed_
     assert len(digests(whole.out)) == 2 and again.out.count("began at 4") == 2
 
 
-def test_a_lost_worker_is_started_again_while_the_others_wait(start):
-    steps = 1500
-    job = start(2, 1, steps, script="replaced_worker.py", options=["--on-worker-loss", "wait"], P3_TIMEOUT_S="5")
-    told, process = "", None
-    while process is None or " step 9\n" not in told:
-        told += job.read_line() + "\n"
-        process = re.search(r"rank 1 process (\d+) begins", told)
-    os.kill(int(process[1]), signal.SIGKILL)
+def test_another_process_is_started_for_a_lost_worker_and_joins(start, tmp_path):
+    gates = {"P3S_DEATHS": "1:3.0", "P3S_GATES": "5"}
+    options = ["--on-worker-loss", "continue", "--rejoin"]
+    job = start(2, 1, 20, tmp_path, script="joining.py", options=options, P3_TIMEOUT_S="5", **gates)
+    said = job.read_until("waits to join the job")
+    (tmp_path / "go-5").touch()
     finished = job.wait()
-    assert finished.code == 0 and "restarting it (2 more restarts allowed)" in finished.err, finished
-    assert re.search(r"rank 1 process (?!%s )\d+ begins" % process[1], told + finished.out)
-    complete = {str(3 * steps), str(3 * steps - 2)}  # rank 1's bit in the step in which it was lost, or not
-    assert set(re.findall(r"holds (\d+)", finished.out)) <= complete
+    assert finished.code == 0 and finished.err.count("another one is started now") == 1, finished
+    require_right(tmp_path, said + finished.out, lambda step: [0] if 3 <= step < 5 else [0, 1], 2)
 
 
 def test_a_job_that_loses_a_node_goes_on_with_the_others(start, ray_nodes, tmp_path):

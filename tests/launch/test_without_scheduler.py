@@ -73,23 +73,6 @@ def test_a_scheduler_that_dies_before_the_job_runs_ends_it(tmp_path, processes):
     assert "starting another one" not in ended.err
 
 
-def test_where_workers_are_replaced_a_scheduler_that_dies_still_ends_the_job(tmp_path, processes):
-    script = """
-        import p3, time
-        with p3.Session.open() as session:
-            for step in range(10000):
-                session.barrier()
-                print("step %d" % step, flush=True)
-                time.sleep(0.05)
-    """
-    script = [sys.executable, write_script(tmp_path, script)]
-    run = p3_run(tmp_path, processes, "--on-worker-loss", "wait", command=script)
-    until_step(run, 2)
-    os.kill(node_of(run.popen.pid, "scheduler"), signal.SIGKILL)
-    ended = run.wait(60)
-    assert ended.code == 128 + signal.SIGKILL and "p3 run: scheduler ended with signal SIGKILL" in ended.err
-
-
 def test_who_dies_while_there_is_no_scheduler_is_missed_by_the_next_one(tmp_path, processes):
     run = p3_run(tmp_path, processes, command=[*JOB, "0.05"], P3_TIMEOUT_S="3")
     until_step(run, 2)

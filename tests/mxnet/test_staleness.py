@@ -191,7 +191,10 @@ def test_deep_gradient_compression_needs_common_rounds():
 @pytest.mark.parametrize(
     "variables, problem",
     [
-        ({"P3_ON_WORKER_LOSS": "wait"}, "staleness and replacing lost workers (P3_ON_WORKER_LOSS=wait is set)"),
+        (
+            {"P3_ON_WORKER_LOSS": "continue"},
+            "going on without lost workers (P3_ON_WORKER_LOSS=continue is set) and staleness",
+        ),
         ({"P3_SNAPSHOT_DIR": "snapshots"}, "key 'w': staleness and snapshots (P3_SNAPSHOT_DIR is set)"),
     ],
 )

@@ -205,8 +205,9 @@ def test_other_optimizers_than_plain_sgd_are_refused_by_name_and_the_core_knows_
 
 def test_settings_that_exclude_each_other_are_refused():
     with pytest.raises(ConfigError) as caught:
-        Settings.from_env({"P3_ON_WORKER_LOSS": "wait", "P3_LOCAL_AGGREGATION": "1"})
-    assert str(caught.value) == combinations.refusal(choices.REPLACED, choices.AGGREGATION)
+        Settings.from_env({"P3_ON_WORKER_LOSS": "continue", "P3_LOCAL_AGGREGATION": "1"})
+    assert str(caught.value) == combinations.refusal(choices.LEAVING, choices.AGGREGATION)
+    assert not Settings.from_env({"P3_ON_WORKER_LOSS": "continue"}).local_aggregation
 
 
 def test_every_choice_is_of_an_axis_or_in_the_table():

@@ -17,7 +17,7 @@ from launched_jobs import children_with
 from processes import PYTHONPATH, ROOT, Process, clean_environment
 
 from p3.cluster import messages
-from p3.cluster.agreement import Agreement, joined_message
+from p3.cluster.agreement import Agreement
 from p3.cluster.node import Node
 from p3.errors import ProtocolError
 from p3.settings import Settings
@@ -78,9 +78,9 @@ GIVEN_UP = failed(5)
 def test_a_snapshot_is_given_up_when_a_worker_has_joined_without_its_part():
     book = Book()
     book.say(WORKERS[0], "captured", round=5, changes=0)
-    assert book.say(WORKERS[1], "joined", worker=1, step=5, round=0)[2:] == GIVEN_UP
+    assert book.say(WORKERS[1], "joined", worker=1, round=0)[2:] == GIVEN_UP
     assert book.written(SERVERS[0], 5) == []  # too late, and no harm
-    book.say(WORKERS[0], "joined", worker=0, step=5, round=0)  # so join() returns, and steps go on
+    book.say(WORKERS[0], "joined", worker=0, round=0)  # so join() returns, and steps go on
     book.say(WORKERS[0], "captured", round=6, changes=0)
     assert [bool(book.written(node, 6)) for node in (*SERVERS, *WORKERS)] == [False, False, False, True]
 
@@ -122,7 +122,7 @@ def test_every_node_checks_a_snapshot_and_worker_0_hears_what_was_wrong_first():
     book.say(WORKERS[0], "check_snapshot", round=4)
     for node in (*SERVERS, WORKERS[0]):
         assert book.say(node, "snapshot_checked", round=4, problem="") == []
-    assert book.agreement.lose(WORKERS[1]) == [(WORKERS[0], dict(verdict, round=4, problem=""))]
+    assert book.say(WORKERS[1], "bye") == [(WORKERS[0], dict(verdict, round=4, problem=""))]
 
 
 def test_worker_0_hears_that_bytes_move_anywhere_and_the_others_hear_it_from_worker_0():
@@ -145,26 +145,6 @@ def test_a_worker_that_has_left_makes_later_snapshots_impossible():
     assert book.say(WORKERS[0], "captured", round=5, changes=0)[2:] == GIVEN_UP
 
 
-def test_a_replaced_worker_writes_no_part_of_a_round_before_it_came():
-    book = Book()
-    assert book.agreement.lose(WORKERS[1]) == book.agreement.catch_up(WORKERS[1], 5, {}) == []
-    assert book.say(WORKERS[0], "captured", round=5, changes=0)[2:] == GIVEN_UP  # its predecessor was ahead of worker 0
-    assert len(book.say(WORKERS[0], "captured", round=6, changes=0)) == 2
-    assert [bool(book.written(node, 6)) for node in (*SERVERS, *WORKERS)] == [False, False, False, True]
-
-
-def test_a_replaced_worker_hears_who_has_joined_and_a_lost_one_may_count_as_one_of_them():
-    book = Book()
-    joined = {"kind": "joined", "worker": 0, "step": 5, "round": 0}
-    assert book.say(WORKERS[0], "joined", worker=0, step=5, round=0) == [(worker, joined) for worker in WORKERS]
-    assert book.agreement.joined(WORKERS[0]) == 5 and book.agreement.joined(WORKERS[1]) is None
-    book.agreement.lose(WORKERS[1])
-    assert book.agreement.catch_up(WORKERS[1], 5, {}) == [joined]
-    assert len(book.agreement.receive(WORKERS[1], joined_message(WORKERS[1], 4))) == 2
-    assert (book.agreement.joins, book.agreement.joined_at) == (1, 5)
-    assert book.agreement.catch_up(WORKERS[1], 5, {}) == []
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -181,7 +161,7 @@ def test_a_replaced_worker_hears_who_has_joined_and_a_lost_one_may_count_as_one_
         lambda book: [book.written(WORKERS[1], 5) for _ in range(2)],
         lambda book: [book.written(WORKERS[1], round) for round in range(6, 20)],
         lambda book: book.say(WORKERS[1], "resume", round=5),
-        lambda book: book.say(WORKERS[1], "joined", worker=0, step=5, round=0),
+        lambda book: book.say(WORKERS[1], "joined", worker=0, round=0),
     ],
 )
 def test_who_may_not_say_it_fails_the_job(wrong):
@@ -452,7 +432,7 @@ def test_who_joins_early_holds_up_no_snapshots_and_who_joins_behind_a_step_takes
         for step in range(6, 8):
             kv.pushpull("w", mx.nd.ones(3), out=value)
             if (kv.rank, step) == (0, 7):  # which comes to the end of its step when worker 1 is in join() already
-                kv.store.session.wait_until(lambda: kv.store.session.progress._joined[1] == 2, "for worker 1")
+                kv.store.session.wait_until(lambda: kv.store.session.joins._joined[1] == 2, "for worker 1")
             kv.snapshot(step + 1)
         kv.join(update=lambda store: None)
         print("sum", value.asnumpy())

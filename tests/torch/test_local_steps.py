@@ -497,12 +497,6 @@ def test_a_step_that_a_scaler_leaves_out_is_none(made):
     assert optimizer.stats()["step"] == 5 and scalers[0].get_scale() == 512
 
 
-def test_where_lost_workers_are_replaced_it_is_refused(made, monkeypatch):
-    monkeypatch.setenv("P3_ON_WORKER_LOSS", "wait")
-    with pytest.raises(ConfigError, match="local steps and replacing lost workers .*exclude each other"):
-        made(small_model())
-
-
 @pytest.mark.parametrize("name, value, problem", [
     ("P3_CHECK", "1", "a quorum .quorum=1. and .*P3_CHECK.* exclude each other: .*Unset P3_CHECK"),
     ("P3_SNAPSHOT_DIR", "/nowhere", "a quorum .quorum=1. and snapshots .* exclude each other: .*save state_dict"),

@@ -89,7 +89,7 @@ def test_workers_with_other_batches_are_named():
 
 
 def test_what_excludes_them_is_said(tmp_path):
-    for variables in ({"P3_ON_WORKER_LOSS": "wait"}, {"P3_SNAPSHOT_DIR": str(tmp_path)}):
+    for variables in ({"P3_ON_WORKER_LOSS": "continue"}, {"P3_SNAPSHOT_DIR": str(tmp_path)}):
         status, output = jobs.run_p3(1, 1, jobs.python("factors_with_numpy.py", "exact"), **variables)
         assert status != 0 and "leave the layer out of p3.factors" in output, output
 

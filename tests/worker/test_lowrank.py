@@ -156,11 +156,12 @@ def test_with_staleness_it_is_refused(session):
         session.declare("w", (20, 30), "float32", store, staleness=1)
 
 
-def test_where_lost_workers_are_replaced_it_is_refused(session, monkeypatch):
-    monkeypatch.setattr(type(session._link), "on_worker_loss", "wait")
-    with pytest.raises(ValueError, match=r"key 'w': lowrank and replacing lost workers \(P3_ON_WORKER_LOSS=wait"):
+def test_where_a_job_goes_on_without_lost_workers_it_is_refused(session, monkeypatch):
+    monkeypatch.setattr(type(session._link), "on_worker_loss", "continue")
+    refused = r"going on without lost workers \(P3_ON_WORKER_LOSS=continue is set\) and lowrank exclude each other"
+    with pytest.raises(ValueError, match="key 'w': " + refused):
         declared(session, compression=LOW_RANK)
-    with pytest.raises(ValueError, match="lowrank and replacing lost workers"):
+    with pytest.raises(ValueError, match=refused):
         declared(session, {"compression": LOW_RANK})
     assert declared(session).rank == 0
 

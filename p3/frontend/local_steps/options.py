@@ -99,7 +99,6 @@ class Options(NamedTuple):
         quorum = choices.of_quorum(self.quorum)
         of_job = [choices.SNAPSHOTS] * (settings.snapshot_dir is not None) + [choices.CHECK] * (settings.check > 0)
         refusal = combinations.refusal(choices.LOCAL_STEPS, *quorum, *of_job * (self.quorum > 0),
-                                       *choices.of_losses(settings.on_worker_loss),
                                        *choices.of_server_losses(settings.on_server_loss),
                                        *choices.of_strategy(settings.strategy))  # fmt: skip
         if refusal:

@@ -77,9 +77,8 @@ def add_parser(commands) -> None:
     )
     run.add_argument(
         "--on-worker-loss",
-        choices=("fail", "wait", "continue"),
-        help="when a worker is lost: stop the job, restart the worker while the others wait, or train on without it "
-        "(default P3_ON_WORKER_LOSS)",
+        metavar="{fail,continue}",  # which P3_ON_WORKER_LOSS checks
+        help="when a worker is lost: stop the job, or train on without it (default P3_ON_WORKER_LOSS)",
     )
     run.add_argument(
         "--on-server-loss",
@@ -91,7 +90,7 @@ def add_parser(commands) -> None:
         type=count,
         default=3,
         metavar="K",
-        help="with --on-worker-loss wait, or --rejoin: restart each worker, or server, at most K times (default 3)",
+        help="with --rejoin: restart each worker, or server, at most K times (default 3)",
     )
     run.add_argument(
         "--rejoin",
@@ -125,19 +124,18 @@ def _run(options, settings: Settings, command: List[str]) -> int:
     os.environ.update({variable: value for variable, value in chosen.items() if value is not None})
     settings = Settings.from_env(os.environ)
     bounds = _bounds(options, settings)
-    if bounds is not None and settings.goes_on_without:
+    if bounds is not None and settings.outlives_workers:
         os.environ["P3_MAX_WORKERS"] = str(bounds.most)
     else:
         os.environ.pop("P3_MAX_WORKERS", None)  # if anything, it is about restarts alone
     settings = Settings.from_env(os.environ)
     strategy.of_job(settings.strategy, options.servers)  # what is wrong with it is said before anything starts
     settings.require_heir(options.servers)
-    if options.rejoin and not (settings.goes_on_without or settings.outlives_servers):
+    if options.rejoin and not (settings.outlives_workers or settings.outlives_servers):
         raise ConfigError(
             "--rejoin is for jobs that go on without a lost worker or server: add --on-worker-loss continue or "
             "--on-server-loss continue"
         )
-    worker_restarts = options.worker_restarts if settings.replaces_workers or options.rejoin else 0
     return run_job(
         settings,
         _engine_of(options, settings),
@@ -146,7 +144,7 @@ def _run(options, settings: Settings, command: List[str]) -> int:
         command,
         options.timeout,
         options.restarts,
-        worker_restarts,
+        options.worker_restarts if options.rejoin else 0,
         bounds if options.restarts else None,
         lambda: _hosts_of(options),
         options.grace,
@@ -174,7 +172,7 @@ def _bounds(options, settings: Settings):
         raise ConfigError("--on ray: Ray knows its nodes itself; leave out --min-workers and --max-workers")
     if not options.restarts and options.min_workers is not None:
         raise ConfigError("--min-workers is for jobs that start again: add --restarts K")
-    if not options.restarts and most > options.workers and not settings.goes_on_without:
+    if not options.restarts and most > options.workers and not settings.outlives_workers:
         raise ConfigError(
             "--max-workers is for jobs that start again, or that others join while they run: add --restarts K, or "
             "--on-worker-loss continue"

@@ -54,8 +54,7 @@ def run(settings: Settings, adapter: Adapter, folder: str, command: List[str]) -
 class _Supervisor:
     def __init__(self, place: Place, channel: meeting.Channel, settings: Settings) -> None:
         self._place, self._channel = place, channel
-        self._outlives_schedulers = not settings.replaces_workers
-        self._goes_on_without, self._outlives_servers = settings.goes_on_without, settings.outlives_servers
+        self._outlives_workers, self._outlives_servers = settings.outlives_workers, settings.outlives_servers
         self._label = "worker %d (%s)" % (place.rank, socket.gethostname())
         self._worker: Optional[subprocess.Popen] = None
         self._nodes: List[nodes.Node] = []
@@ -79,7 +78,7 @@ class _Supervisor:
                 status_read, status_write = os.pipe()
                 os.set_blocking(status_read, False)
                 self._status = at_end.enter_context(os.fdopen(status_read, "rb", 0))
-                self._schedulers = Schedulers(met.listener, status_write, self._outlives_schedulers)
+                self._schedulers = Schedulers(met.listener, status_write)
                 at_end.callback(self._schedulers.close)
             at_end.callback(self._kill)
             self._start_scheduler = functools.partial(nodes.start_scheduler, met, dict(os.environ), self._schedulers)
@@ -193,7 +192,7 @@ class _Supervisor:
         """The only one that asks the kernel, so that nobody's end is seen and not judged."""
         if self._worker_lives() and self._worker.poll():
             died = "%s ended with %s" % (self._label, how_ended(self._worker.returncode))
-            if self._goes_on_without and self._worker.returncode < 0:  # the scheduler judges whether the others can
+            if self._outlives_workers and self._worker.returncode < 0:  # the scheduler judges whether the others can
                 _say("%s; the job goes on without it" % died)
             else:
                 self._fail(died, self._worker.returncode)

@@ -15,7 +15,6 @@ FAULTS = {
     "--min-workers 1`: the job comes back from its last snapshot with the worker that is left",
     "back": "the same; when that worker is alone, the link is up again and it is killed: under `--restarts 2` the job "
     "comes back with both",
-    "replace": "SIGKILL under `p3 run --on-worker-loss wait`: another process takes the worker's place",
     "depart": "a worker of three is struck under `p3 run --on-worker-loss continue`: the others train on without it",
     "return": "a worker of three is stopped or cut off under `--on-worker-loss continue --on-server-loss continue`, "
     "and back about when it is given up: the others train on, with it or without it",
@@ -72,7 +71,7 @@ LOSES_SERVER = (*INHERITS, *REGAINS)
 STRUCK_BY = {
     **dict.fromkeys(("depart", *INHERITS), BLOWS), "return": (STOP, CUT), **dict.fromkeys(REGAINS, (KILL, STOP)),
 }  # fmt: skip
-GOES_ON = (*COMES_BACK, "replace", *DEPARTS, *LOSES_SERVER)  # and so ends as it would have
+GOES_ON = (*COMES_BACK, *DEPARTS, *LOSES_SERVER)  # and so ends as it would have
 
 
 class Course(NamedTuple):
@@ -277,13 +276,9 @@ def _is_possible(cell: Cell) -> bool:
         is_later = cell.moment in ("mid-push", "mid-broadcast") and cell.blow == KILL
         return cell.victim.role == "worker" and (cell.moment != "rendezvous" if cell.training == NUMPY else is_later)
     if cell.training == NUMPY:
-        # A job that has not begun is not started again; and what the lost step lacks, NumPy's job does not know.
-        # Nor is one for its scheduler's death.
+        # A job that has not begun is not started again, nor is one for its scheduler's death.
         comes_back = cell.moment != "rendezvous" and cell.victim.role != "scheduler"
-        return cell.fault != "replace" and (cell.fault != "restart" or comes_back)
-    if cell.fault == "replace":  # only servers that update have weights for a successor
-        updates_there = cell.training != "fp16-sums"
-        return updates_there and cell.victim.role == "worker" and cell.moment in ("mid-push", "mid-broadcast")
+        return cell.fault != "restart" or comes_back
     # That a worker or a server dies is told apart above; what comes back is what the training is about.
     is_one_of_each = cell.victim in (Victim("worker", 1), Victim("server", 0))
     return cell.fault == "restart" and is_one_of_each and cell.moment in ("mid-push", "snapshot")

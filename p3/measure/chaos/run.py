@@ -36,7 +36,7 @@ MACHINES = (1, 2)  # of the lab, each with a worker and a server, if it is machi
 # Of processes that were just killed; the kernel takes a moment.
 VANISH_S = 10.0
 
-GOOD = ("raised", "ended", "done", "came back", "replaced", "departed", "returned", "rejoined", "grew", "inherited",
+GOOD = ("raised", "ended", "done", "came back", "departed", "returned", "rejoined", "grew", "inherited",
         "regained", "outlived")  # fmt: skip
 
 _ERROR = re.compile(r"(?:(?:P3|Rendezvous|Authentication|Timeout|Runtime|Config)Error: |^p3: )(.*)")
@@ -87,8 +87,6 @@ def _command(cell: Cell, site: Sequence, folder: Path, seed: int) -> List[str]:
                      str(cell.course.snapshot_every)]  # fmt: skip
     if cell.comes_back:
         launcher += ["--restarts", "2" if cell.fault == "back" else "1"]
-    if cell.fault == "replace":
-        launcher += ["--on-worker-loss", "wait"]
     if cell.departs:
         launcher += ["--on-worker-loss", "continue", *(["--rejoin"] if cell.rejoins else [])]
     if cell.grows:
@@ -258,7 +256,7 @@ def _outcome(cell: Cell, record: dict, done: set) -> str:
         is_complete = len(done) in cell.workers_at_end and record["rounds"] == cell.course.rounds
         came_back = record["code"] == 0 and is_complete
         back = {
-            "replace": "replaced", "depart": "departed", "return": "returned", **dict.fromkeys(REJOINS, "rejoined"),
+            "depart": "departed", "return": "returned", **dict.fromkeys(REJOINS, "rejoined"),
             **dict.fromkeys(GROWS, "grew"), **dict.fromkeys(INHERITS, "inherited"),
             **dict.fromkeys(REGAINS, "regained"),
         }.get(cell.fault, "came back")  # fmt: skip

@@ -42,8 +42,6 @@ def _summary(records: List[dict]) -> str:
         f" {sum(r['fault'] in COMES_BACK for r in struck)} |",
         f"| the scheduler was replaced, and the weights were right | {count('outlived')} of"
         f" {sum(r['role'] == 'scheduler' and _goes_on(r) for r in struck)} |",
-        f"| a worker was replaced, and all ended with the same weights | {count('replaced')} of"
-        f" {sum(r['fault'] == 'replace' for r in struck)} |",
         f"| a worker departed, and the others went on with the right weights | {count('departed')} of"
         f" {sum(r['fault'] == 'depart' for r in struck)} |",
         f"| a worker was back about when it was given up, and the weights were right | {count('returned')} of"

@@ -49,12 +49,6 @@ def init(store, key, values, outs=()):
 def before_first_push(store, entry, gradients):
     """The key, or the one that takes its place now that the storage of its gradients and the optimizer are known."""
     store.session.entrance.require_no_push("a gradient of key %r" % (entry.id,))
-    if store.session.rejoined_at is not None:
-        if not store.updates.on_servers:
-            lost = choices.REPLACED.said("this worker has taken the place of a lost one")
-            updated_here = choices.no_optimizer("the workers update the weights")
-            combinations.require(f"{store.session.label}: key {entry.id!r}", lost, updated_here)
-        store_snapshots.count_updates(store)
     entry = _factored(store, entry, gradients) or _settled(store, entry, is_sparse(gradients[0]))
     store_snapshots.restore(store, entry)
     return entry
@@ -66,10 +60,6 @@ def _first_kind(store, key, value, parameter):
     if begun is not None:
         return _KINDS[begun["kind"]], begun["name"]
     sparse_weight = is_sparse(value)
-    if store.session.rejoined_at is not None:  # the others may have gone over to another kind in _settled()
-        for kind in (_suitable_kind(store, sparse_weight, True, value.dtype), DenseKey):
-            if store.session.keys.agreed_shape(store.number, _name_as(kind, key)) is not None:
-                return kind, _name_as(kind, key)
     sparse_gradient = getattr(parameter, "_grad_stype", "default") == "row_sparse"
     return _suitable_kind(store, sparse_weight, sparse_gradient, value.dtype), key
 

@@ -147,17 +147,6 @@ def follow_in_steps(optimizer: Any, indices: Iterable[Any], before: Tuple[float,
                 optimizer.m_schedule *= _nadam_momentum(optimizer, updates[step])
 
 
-def begin_behind(optimizer: Any, index: Any, updates: int) -> None:
-    """As if so many updates of key `index` had been counted already."""
-    if updates <= 0:
-        return
-    optimizer._index_update_count[index] = updates
-    optimizer.num_update = max(optimizer.num_update, updates)
-    if _algorithm(optimizer) == "nadam":
-        for update in range(1, updates + 1):
-            optimizer.m_schedule *= _nadam_momentum(optimizer, update)
-
-
 def _nadam_momentum(optimizer: Any, updates: int) -> float:
     return optimizer.beta1 * (1.0 - 0.5 * 0.96 ** (updates * optimizer.schedule_decay))
 

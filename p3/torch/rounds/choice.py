@@ -55,8 +55,7 @@ def rounds_of(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module
     recuts = choices.of_strategy(settings.strategy if strategy is None else None)
     if strategy == AUTO:
         strategy, recuts = None, [choices.RECUT.said('strategy="auto"')]
-    of_job = [*choices.of_losses(settings.on_worker_loss), *choices.of_server_losses(settings.on_server_loss), *recuts]
-    refusal = combinations.refusal(choices.TORCH, *of_job)
+    refusal = combinations.refusal(*choices.of_server_losses(settings.on_server_loss), *recuts)
     if refusal:
         raise ConfigError(refusal)
     scales = isinstance(grad_scaler, GradScaler)

@@ -145,7 +145,7 @@ class ClusterLink(Link):
     async def _open_vans(self) -> None:
         settings, member = self.settings, self._member
         self.node = member.node
-        self.rejoined, self.entered, self.strategy = member.rejoined, member.entered, member.strategy
+        self.entered, self.strategy = member.entered, member.strategy
         self.num_workers, self.places = member.began_with, len(member.workers)
         self.num_servers = len(member.servers)
         heirs = {rank: one["heir"] for rank, one in enumerate(member.servers) if one["heir"] is not None}

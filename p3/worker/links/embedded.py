@@ -36,7 +36,7 @@ class EmbeddedLink(Link):
     local_size = 1
     placement = Placement.one_of_each(1)
     on_worker_loss = on_server_loss = "fail"
-    rejoined = entered = None
+    entered = None
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

@@ -33,14 +33,8 @@ class Link(ABC):
     strategy: Strategy  # of the job, as far as workers have to know it: Strategy.choices
     on_worker_loss: str  # P3_ON_WORKER_LOSS
     on_server_loss: str  # P3_ON_SERVER_LOSS
-    rejoined: Optional[dict]  # of a process that has taken a lost one's place: see messages.py
-    entered: Optional[dict]  # of a process that has entered a running job
+    entered: Optional[dict]  # of a process that has entered a running job: see messages.py
     recording: Optional[Recording]  # for the trace
-
-    @property
-    def replaces_workers(self) -> bool:
-        """Others wait for a lost one."""
-        return self.on_worker_loss == "wait"
 
     def note_key(self, key: Key, plan: KeyPlan) -> None:
         """For the trace, if there is one."""

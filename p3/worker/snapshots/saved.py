@@ -60,8 +60,6 @@ class Saved:
 
     def resume(self, servers_load: bool) -> Resumed:
         """Finds the newest valid snapshot; on every worker, before its first key. Blocks while nodes read."""
-        if self._session.rejoined_at is not None:
-            return Resumed(self._session.rejoined_at, {})
         entrance = self._session.entrance
         if entrance.barrier:
             entrance.note_resumed()
@@ -184,8 +182,7 @@ class Saved:
     @property
     def is_chosen(self) -> bool:
         """Whether resume() has been called."""
-        is_successor = self._session.rejoined_at is not None or self._session.entrance.barrier > 0
-        return self.round is not None or self._directory is None or is_successor
+        return self.round is not None or self._directory is None or self._session.entrance.barrier > 0
 
     def forget(self, store: int) -> None:
         """It was released: what has its number next is none of the snapshot's."""

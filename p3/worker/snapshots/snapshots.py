@@ -68,7 +68,7 @@ class Snapshots:
             self.last_round = round
             return False
         is_demanded = self._demand.pass_mark(round)
-        return (is_demanded or round % self._every == 0) and self._session.progress.all_take_part(round)
+        return (is_demanded or round % self._every == 0) and self._session.joins.all_take_part(round)
 
     def wait_for_last(self, round: int) -> None:
         """Before the copies are queued: until the snapshot before is written. The servers keep one set of copies."""

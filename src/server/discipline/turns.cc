@@ -155,16 +155,7 @@ bool Turns::go_on_behind(int worker, uint64_t landed, uint32_t inits, uint64_t p
   return landed == published || landed + 1 == published;
 }
 
-// --- replacing a worker --------------------------------------------------------------------------------------------
-
-std::optional<std::string> Turns::problem_of_losing(int worker) const {
-  const int first = key_.first();
-  if (next_round_[index_of(first)] == 0)
-    return "worker " + std::to_string(first) + " has not given key '" + key_.name + "' its first value yet";
-  if (worker == first && *std::max_element(inits_.begin(), inits_.end()) > inits_[index_of(first)])
-    return "others wait for its new value of key '" + key_.name + "'";
-  return {};
-}
+// --- going on without a worker -------------------------------------------------------------------------------------
 
 std::optional<std::string> Turns::problem_of_dismissing(int worker) const {
   if (worker != key_.first()) return {};
@@ -177,21 +168,19 @@ std::optional<std::string> Turns::problem_of_dismissing(int worker) const {
   return {};
 }
 
-void Turns::fill_to(int worker, uint64_t round) {
-  fill_to_.resize(next_round_.size());
-  uint64_t& last = fill_to_[index_of(worker)];
-  last = std::max(last, round);
+void Turns::dismiss(int worker) {
+  is_dismissed_.resize(next_round_.size());
+  is_dismissed_[index_of(worker)] = true;
   uint64_t& next = next_round_[index_of(worker)];
   next = std::max<uint64_t>(next, 1);  // without its init
 }
 
-std::optional<uint64_t> Turns::to_fill(int worker, uint64_t published) const {
+std::optional<uint64_t> Turns::to_complete(int worker, uint64_t published) const {
+  if (!is_dismissed(worker)) return {};
   const uint64_t next = next_round_[index_of(worker)];
-  if (!is_aside_.empty())
-    return is_dismissed(worker) && !is_known_gone_[index_of(worker)] ? std::optional(next) : std::nullopt;
-  if (!fills() || next > fill_to_[index_of(worker)] || next != published + 1) return {};
-  if (is_dismissed(worker) && pushes_in_ == 0) return {};  // there may be no such round
-  return next;
+  if (!is_aside_.empty()) return is_known_gone_[index_of(worker)] ? std::nullopt : std::optional(next);
+  const bool has_begun = next == published + 1 && pushes_in_ > 0;  // else there may be no such round
+  return has_begun ? std::optional(next) : std::nullopt;
 }
 
 std::optional<std::string> Turns::problem_of_admitting(uint64_t published) const {
@@ -203,7 +192,7 @@ std::optional<std::string> Turns::problem_of_admitting(uint64_t published) const
 }
 
 void Turns::admit(int worker, uint64_t published) {
-  forget_fill(worker);
+  is_dismissed_[index_of(worker)] = false;
   next_round_[index_of(worker)] = has_begun() ? published + 1 : 0;
   inits_[index_of(worker)] =
       has_begun() ? inits_[index_of(key_.first())] : 0;  // it will ask for the value that is there
@@ -211,15 +200,10 @@ void Turns::admit(int worker, uint64_t published) {
   if (!behind_.empty()) behind_[index_of(worker)] = false;  // as its predecessor may have been
 }
 
-void Turns::replace(int worker) {
+void Turns::enter(int worker) {
   if (next_round_[index_of(worker)] == 0) return;  // no first value has come, and nothing after it
   catches_up_[index_of(worker)] = true;
   inits_[index_of(worker)] = inits_[index_of(key_.first())];
-}
-
-uint64_t Turns::take_request(int worker) {
-  catches_up_[index_of(worker)] = false;
-  return std::max(pushed(worker), fills() ? fill_to_[index_of(worker)] : 0);
 }
 
 }  // namespace p3

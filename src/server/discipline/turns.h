@@ -1,5 +1,5 @@
 // Whose turn it is at one shard, as frames come in: which round each worker pushes next, who waits for whom, and what is
-// completed for a worker that is lost.
+// completed for a worker that has departed.
 // Threads: the receiver's, but for pushed() of a worker whose van is closed.
 #pragma once
 
@@ -66,38 +66,33 @@ class Turns {
     return true;
   }
 
-  // --- replacing a worker ------------------------------------------------------------------------------------------
-  // Why nobody can take the place of this worker now, if so: only its process could have told what is missing.
-  std::optional<std::string> problem_of_losing(int worker) const;
+  // --- going on without a worker -----------------------------------------------------------------------------------
   // Why the job cannot go on without this worker, if so: it gave what others still need.
   std::optional<std::string> problem_of_dismissing(int worker) const;
   // The last round that this worker has pushed; 0: none.
   uint64_t pushed(int worker) const { return std::max<uint64_t>(next_round_[index_of(worker)], 1) - 1; }
-  // Its pushes up to that round are to be completed for it.
-  void fill_to(int worker, uint64_t round);
-  // All of them from here on, for one that nobody replaces.
-  void dismiss(int worker) { fill_to(worker, kForever); }
-  bool is_dismissed(int worker) const { return fills() && fill_to_[index_of(worker)] == kForever; }
-  void forget_fill(int worker) {
-    if (fills()) fill_to_[index_of(worker)] = 0;
-  }
+  // Its pushes are to be completed for it from here on.
+  void dismiss(int worker);
+  bool is_dismissed(int worker) const { return completes() && is_dismissed_[index_of(worker)]; }
   // The round that is to be completed for this worker now, if one is; with a quorum, the one from which on nobody waits
   // for it.
-  std::optional<uint64_t> to_fill(int worker, uint64_t published) const;
-  bool fills() const { return !fill_to_.empty(); }
+  std::optional<uint64_t> to_complete(int worker, uint64_t published) const;
+  bool completes() const { return !is_dismissed_.empty(); }
   // Why no process can take the place of a dismissed worker now, if so: not all is complete that others have begun.
   std::optional<std::string> problem_of_admitting(uint64_t published) const;
   // It is one again, behind the round that was published last; or, before the first value, from the beginning on.
   void admit(int worker, uint64_t published);
-  // Another process has this rank: its first frame asks for the value of the last round of its predecessor.
-  void replace(int worker);
+  // The connection of one that was admitted: its first frame asks for the value, if there is one.
+  void enter(int worker);
   bool catches_up(int worker) const { return catches_up_[index_of(worker)]; }
-  // That frame is in: the round it waits for.
-  uint64_t take_request(int worker);
+  // That frame is what comes next, and is in; once.
+  bool take_request(int worker) {
+    if (!catches_up(worker)) return false;
+    catches_up_[index_of(worker)] = false;
+    return true;
+  }
 
  private:
-  static constexpr uint64_t kForever = UINT64_MAX;  // no round comes to that
-
   static size_t index_of(int worker) { return static_cast<size_t>(worker); }
   // Whether each worker has rounds of its own.
   bool counts_each() const { return clocks_ || !is_aside_.empty(); }
@@ -114,11 +109,11 @@ class Turns {
   std::vector<uint64_t> next_round_;  // that each worker pushes next; 0: its first init is still to come
   std::vector<uint32_t> inits_;       // received from each worker
   bool has_value_ = false;
-  std::vector<bool> behind_;       // by worker; empty: the shard was not inherited
-  std::vector<bool> catches_up_;   // between replace() and take_request()
-  std::vector<uint64_t> fill_to_;  // by worker; empty: none was ever lost
-  int pushes_in_ = 0;              // of the round
-  Clock::time_point first_push_;   // of the round
+  std::vector<bool> behind_;        // by worker; empty: the shard was not inherited
+  std::vector<bool> catches_up_;    // between enter() and take_request()
+  std::vector<bool> is_dismissed_;  // by worker; empty: none ever was
+  int pushes_in_ = 0;               // of the round
+  Clock::time_point first_push_;    // of the round
   // Without synchronous rounds, of what has come: and when the last push of each worker did.
   std::optional<Clocks> clocks_;
   std::vector<Clock::time_point> last_push_;

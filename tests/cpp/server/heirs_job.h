@@ -113,7 +113,7 @@ struct HeirsJob {
   void replace(int worker) {
     const auto [ours, its] = unix_pair();
     peer(worker) = RawPeer(ours);
-    server.replace_worker(worker, stream_of(its));
+    server.connect_worker(worker, stream_of(its));
   }
 
   std::vector<RawPeer> workers;

@@ -203,36 +203,6 @@ TEST(ServerStepsOfOneMachine, AreAddedUpByMachine) {
   }
 }
 
-// Its residual is lost with it; whoever takes its place gets the value, and the steps go on from there.
-TEST(ServerStepsOfALostWorker, CountAndItsSuccessorGetsTheValue) {
-  ServerOptions with = options();
-  with.local_aggregation = false;
-  with.outlives_workers = true;
-  StepsJob job(2, with);
-  std::vector<float> landing = job.value, its(kElements);
-  job.push_step(1, 1, {{7, 2}});
-  ASSERT_TRUE(job.has_received(3));
-  job.workers[1].close();
-  EXPECT_EQ(job.server.lose_worker(1).problem, "");
-  job.server.fill(1, {{1, 2}});
-  const auto [ours, theirs] = unix_pair();
-  job.workers[1] = RawPeer(ours);
-  job.server.replace_worker(1, stream_of(theirs));
-  job.init(1, 1, 0);
-  for (uint64_t round : {1, 2}) {
-    job.push_step(0, round, {{8, 0.5f}});
-    EXPECT_EQ(job.take(0, landing), Encoding::kTopK);
-  }
-  EXPECT_EQ(landing[7], -1);
-  EXPECT_EQ(landing[8], 0);
-  EXPECT_EQ(job.take(1, its), Encoding::kPlain);
-  EXPECT_EQ(its, landing);
-  for (int worker : {0, 1}) job.push_step(worker, 3, {{9, 0.25f}});
-  EXPECT_EQ(job.take(0, landing), Encoding::kTopK);
-  EXPECT_EQ(job.take(1, its), Encoding::kTopK);
-  EXPECT_EQ(its, landing);
-}
-
 // It reads nothing while others give new values; what it gets is what each round was.
 TEST(ServerStepsOfASlowWorker, ComeWholeThoughRankZeroGivesANewValue) {
   StepsJob job(2);

@@ -368,16 +368,13 @@ TEST(StaleSlice, WhoKeepsOthersWaitingIsNamed) {
   EXPECT_EQ(late[0].round, 1u);
 }
 
-TEST(StaleSlice, AKeyWhoseWorkersMayBeReplacedIsRefused) {
+TEST(StaleSlice, AKeyWhoseWorkersMayBeLostIsRefused) {
   KeyPlan plan;
   plan.wire_key = 1;
   plan.elements = 4;
   plan.staleness = 1;
-  ServerOptions replacing = options();
-  replacing.outlives_workers = true;
-  replacing.local_aggregation = false;
-  Job outliving(1, std::move(replacing));
-  EXPECT_THROW(outliving.server.define(plan, "key1", 0), Error);
+  Job job(1, outliving());
+  EXPECT_THROW(job.server.define(plan, "key1", 0), Error);
 }
 
 }  // namespace

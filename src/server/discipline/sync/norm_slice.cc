@@ -9,7 +9,7 @@ void NormSlice::resume(Reply& reply) {
 }
 
 void NormSlice::update() {
-  const bool goes_on = round_.goes_on || round_.is_filled;
+  const bool goes_on = round_.goes_on;
   ServerSlice::update();
   const NormPart norm = key.norm->take();
   const double told[kNormElements] = {norm.squares, norm.largest};

@@ -29,7 +29,6 @@ void ServerPartition::push(Task& task, Reply& reply) {
     if (reply.problem != nullptr || reply.contradicts >= 0) return;
   } else {
     sum.add_nothing(place);
-    round_.is_filled |= task.is_filled;
     round_.departed += task.has_departed;
   }
   reply.is_summed = true;
@@ -102,7 +101,7 @@ void ServerPartition::finish(Reply& reply) {
 
   if (key.reports_norm()) report_norm(published, norm_of_sums(touched));
 
-  const bool is_skipped = round_.present == 0 && !round_.is_filled;
+  const bool is_skipped = round_.present == 0;
   Header round = header_of(FrameKind::kRows, is_skipped ? Encoding::kAbsent : Encoding::kPlain, published, priority_);
   round.part = its == nullptr && !is_skipped;
   const std::vector<int> workers = receivers();
@@ -123,7 +122,6 @@ void ServerPartition::finish(Reply& reply) {
   pushed_rows_ = 0;
   as_blocks_ = false;
   next_plan_ = 0;
-  answer_who_catches_up(reply);
 }
 
 NormPart ServerPartition::norm_of_sums(const std::vector<int64_t>& touched) {

@@ -53,7 +53,6 @@ void ServerSlice::add(Task& task) {
   const int worker = task.worker, machine = key.machines->of(worker);
   ++round_.pushed;
   round_.present += !task.payload ? 0 : task.header.of_machine != 0 ? task.header.contributors : 1;
-  round_.is_filled |= task.is_filled;
   round_.departed += task.has_departed;
   round_.goes_on |= goes_on(task.header);
   if (worker == key.first()) priority_ = task.header.priority;
@@ -82,7 +81,6 @@ void ServerSlice::resume(Reply& reply) {
     const bool has_it = key.plan.is_gathered() && key.pusher_of(worker_of(key.plan, index)) == worker;
     send(worker, has_it ? without_content(frame) : frame, reply);
   }
-  answer_who_catches_up(reply);
 }
 
 // As the workers have it.
@@ -126,8 +124,8 @@ void ServerSlice::update() {
   sums_go_out_ = its == nullptr;
   PooledBuffer total = total_.take();  // goes back by itself, also if numbers of the round are refused
   void* const sum = total.data();
-  has_new_value_ = sum != nullptr || (round_.is_filled && its != nullptr);
-  is_sum_of_cut_round_ = its == nullptr && !key.plan.is_gathered() && (round_.is_filled || round_.departed > 0);
+  has_new_value_ = sum != nullptr;
+  is_sum_of_cut_round_ = its == nullptr && round_.departed > 0;
   if (sum != nullptr && key.plan.takes_steps()) {
     take_step(static_cast<const float*>(sum));
   } else if (sum != nullptr && its == nullptr) {

@@ -1,4 +1,4 @@
-// A van that is lost and replaced, and a server that outlives a worker: nothing of the lost one is mistaken for its
+// A van that is lost and replaced, and a server that outlives workers: nothing of a lost one is mistaken for its
 // successor's, nothing that was borrowed stays away, and what it had pushed counts.
 #include <gtest/gtest.h>
 
@@ -228,66 +228,11 @@ void replace(Job& job, int worker) {
   const auto [ours, its] = unix_pair();
   while (job.workers.size() <= static_cast<size_t>(worker)) job.workers.emplace_back(-1);
   job.workers[static_cast<size_t>(worker)] = RawPeer(ours);
-  job.server.replace_worker(worker, stream_of(its));
-}
-
-uint64_t pushed(const LostWorker& lost, uint32_t key) {
-  for (const auto& one : lost.pushed)
-    if (one.wire_key == key) return one.round;
-  ADD_FAILURE() << "nothing is said of key " << key;
-  return 0;
+  job.server.connect_worker(worker, stream_of(its));
 }
 
 class OutlivingServer : public testing::TestWithParam<int> {};  // summing threads
 INSTANTIATE_TEST_SUITE_P(Threads, OutlivingServer, testing::Values(0, 2));
-
-TEST_P(OutlivingServer, CompletesTheCutStepAndItsSuccessorGoesOnFromThere) {
-  Job job(2, outliving(GetParam()));
-  job.define(1, 1);
-  job.define(2, 1);
-  for (uint32_t key : {1u, 2u}) job.initialise(key, {0});
-  job.push(1, 1, 1, {10});  // of key 2 it has pushed nothing in this step
-  ASSERT_TRUE(job.has_received(5));
-  job.workers[1].close();
-  const LostWorker lost = job.server.lose_worker(1);
-  EXPECT_EQ(lost.problem, "");
-  EXPECT_EQ(pushed(lost, 1), 1u);
-  EXPECT_EQ(pushed(lost, 2), 0u);
-  job.server.fill(1, {{1, 1}, {2, 1}});
-  replace(job, 1);
-  job.init(1, 1, 0);  // its request for the value comes before the round is complete
-  for (uint32_t key : {1u, 2u}) job.push(0, key, 1, {1});
-  Header header;
-  for (int i = 0; i < 2; ++i) {  // two threads finish the keys in either order
-    const std::vector<float> value = job.receive_value(0, &header);
-    EXPECT_EQ(value, std::vector<float>{header.key == 1 ? 11.0f : 1.0f});
-  }
-  EXPECT_EQ(job.receive_value(1, &header), (std::vector<float>{11}));
-  EXPECT_EQ(header.round, 1u);
-  job.init(1, 2, 0);  // and after
-  EXPECT_EQ(job.receive_value(1), (std::vector<float>{1}));
-  for (int worker : {0, 1})
-    for (uint32_t key : {1u, 2u}) job.push(worker, key, 2, {2});
-  for (int worker : {0, 1})
-    for (int i = 0; i < 2; ++i) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{4}));
-}
-
-TEST_P(OutlivingServer, GivesItsValueToASuccessorOfWorker0) {
-  Job job(2, outliving(GetParam()));
-  job.server.set_optimizer(0, {"sgd", {}});
-  job.define(1, 1);
-  job.initialise(1, {10});
-  for (int worker : {0, 1}) job.push(worker, 1, 1, {1}, 0, 0, 1);
-  for (int worker : {0, 1}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{8}));
-  job.workers[0].close();
-  EXPECT_EQ(job.server.lose_worker(0).problem, "");
-  job.server.fill(0, {{1, 1}});
-  replace(job, 0);
-  job.init(0, 1, 0);  // without a value
-  EXPECT_EQ(job.receive_value(0), (std::vector<float>{8}));
-  for (int worker : {0, 1}) job.push(worker, 1, 2, {1}, 0, 0, 1);
-  for (int worker : {0, 1}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{6}));
-}
 
 TEST_P(OutlivingServer, ThrowsAHalfReceivedPushAway) {
   Job job(2, outliving(GetParam()));
@@ -298,10 +243,8 @@ TEST_P(OutlivingServer, ThrowsAHalfReceivedPushAway) {
   job.workers[1].send_bytes(&header, sizeof header);
   job.workers[1].send_bytes(half.data(), half.size() * sizeof(float));
   ASSERT_TRUE(eventually([&] { return job.server.counters().buffer_bytes > 0; }));
-  const LostWorker lost = job.server.lose_worker(1);
-  EXPECT_EQ(pushed(lost, 1), 0u);
+  job.server.dismiss_worker(1);
   EXPECT_EQ(job.server.counters().buffer_bytes, 0u);
-  job.server.fill(1, {{1, 1}});
   job.push(0, 1, 1, std::vector<float>(1000, 3));
   EXPECT_EQ(job.receive_value(0), std::vector<float>(1000, 3));
 }
@@ -310,7 +253,8 @@ TEST_P(OutlivingServer, RefusesASuccessorThatPushesBeforeItHasTheValue) {
   Job job(2, outliving(GetParam()));
   job.define(1, 1);
   job.initialise(1, {0});
-  job.server.lose_worker(1);
+  job.server.dismiss_worker(1);
+  EXPECT_EQ(job.server.admit_worker(1), "");
   replace(job, 1);
   job.push(1, 1, 1, {1});
   EXPECT_NE(job.failure().find("out of turn"), std::string::npos);
@@ -323,92 +267,18 @@ TEST(OutlivingServer, CapturesNothingMoreForAWorker0ThatIsLost) {
   plan.wire_key = 1;
   plan.elements = plan.slice_elements = kElements;
   job.server.define(plan, "large", 0);
+  job.init(1, 1, 0);
   std::thread first([&] { job.init(0, 1, 0, std::vector<float>(kElements, 1)); });
-  EXPECT_EQ(job.workers[0].must_receive().kind, FrameKind::kValue);
+  for (size_t worker : {0u, 1u}) EXPECT_EQ(job.workers[worker].must_receive().kind, FrameKind::kValue);
   first.join();
   for (uint64_t i = 0; i < kWishes; ++i) job.workers[0].send(Job::header(FrameKind::kCapture, 1, 0, 0, 0));
-  ASSERT_TRUE(job.has_received(1 + kWishes));
-  EXPECT_EQ(job.server.lose_worker(0).problem, "");
+  ASSERT_TRUE(job.has_received(2 + kWishes));
+  job.server.dismiss_worker(0);
   job.server.take_captured(0);
   ASSERT_TRUE(eventually([&] { return job.server.counters().received_slices == 0; }));
-  job.server.lose_worker(1);  // behind the last of them
+  job.server.dismiss_worker(1);  // behind the last of them
   EXPECT_TRUE(job.server.take_captured(0).empty());
   EXPECT_FALSE(job.server.error());
-}
-
-TEST_P(OutlivingServer, CompletesSeveralRoundsAsTheyBegin) {
-  Job job(2, outliving(GetParam()));
-  job.define(1, 1);
-  job.initialise(1, {0});
-  job.push(1, 1, 1, {10});
-  ASSERT_TRUE(job.has_received(3));
-  job.server.lose_worker(1);
-  job.server.fill(1, {{1, 2}});
-  for (float round : {1.0f, 2.0f}) {
-    job.push(0, 1, static_cast<uint64_t>(round), {round});
-    EXPECT_EQ(job.receive_value(0), (std::vector<float>{round == 1 ? 11.0f : 2.0f}));
-  }
-  job.server.fill(1, {{1, 3}, {1, 1}});  // one more; what is behind stays so
-  replace(job, 1);
-  job.init(1, 1, 0);  // its request is for what round 3 leads to, which has not begun
-  job.push(0, 1, 3, {3});
-  Header header;
-  EXPECT_EQ(job.receive_value(1, &header), (std::vector<float>{3}));
-  EXPECT_EQ(header.round, 3u);
-  EXPECT_EQ(job.receive_value(0), (std::vector<float>{3}));
-  for (int worker : {0, 1}) job.push(worker, 1, 4, {2});
-  for (int worker : {0, 1}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{4}));
-}
-
-TEST_P(OutlivingServer, CompletesTheFirstRoundOfAWorkerThatHadNotAskedForTheFirstValue) {
-  Job job(2, outliving(GetParam()));
-  job.define(1, 1);
-  job.init(0, 1, 0, {5});
-  EXPECT_EQ(job.receive_value(0), (std::vector<float>{5}));
-  job.push(0, 1, 1, {7});
-  ASSERT_TRUE(job.has_received(2));
-  EXPECT_EQ(job.server.lose_worker(1).problem, "");
-  job.server.fill(1, {{1, 1}});
-  EXPECT_EQ(job.receive_value(0), (std::vector<float>{7}));
-  replace(job, 1);
-  job.init(1, 1, 0);
-  EXPECT_EQ(job.receive_value(1), (std::vector<float>{7}));
-}
-
-TEST_P(OutlivingServer, SendsRoundsToTheSuccessorOfOneThatHadNotAskedForAKeyAndOfOneLostBeforeTheKeyWas) {
-  Job job(2, outliving(GetParam()));
-  job.define(1, 1);
-  job.init(0, 1, 0, {5});
-  EXPECT_EQ(job.receive_value(0), (std::vector<float>{5}));
-  EXPECT_EQ(job.server.lose_worker(1).problem, "");
-  job.define(2, 1);
-  job.init(0, 2, 0, {5});
-  EXPECT_EQ(job.receive_value(0), (std::vector<float>{5}));
-  replace(job, 1);
-  for (uint32_t key : {1u, 2u}) {
-    job.init(1, key, 0);
-    EXPECT_EQ(job.receive_value(1), (std::vector<float>{5}));
-    for (int worker : {0, 1}) job.push(worker, key, 1, {7});
-    for (int worker : {0, 1}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{14}));
-  }
-}
-
-TEST_P(OutlivingServer, CompletesRoundsOfAKeyThatItLearntOfBehindTheLoss) {
-  Job job(2, outliving(GetParam()));
-  job.define(1, 1);
-  job.initialise(1, {0});
-  EXPECT_EQ(job.server.lose_worker(1).problem, "");
-  job.define(2, 1);
-  job.init(0, 2, 0, {5});
-  EXPECT_EQ(job.receive_value(0), (std::vector<float>{5}));
-  job.push(0, 2, 1, {7});
-  job.server.fill(1, {{2, 1}});
-  EXPECT_EQ(job.receive_value(0), (std::vector<float>{7}));
-  replace(job, 1);
-  job.init(1, 2, 0);
-  EXPECT_EQ(job.receive_value(1), (std::vector<float>{7}));
-  for (int worker : {0, 1}) job.push(worker, 2, 2, {1});
-  for (int worker : {0, 1}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{2}));
 }
 
 TEST_P(OutlivingServer, KeepsTheOptimizersStateWhenOneThatHasCaughtUpBecomesTheFirstAndGivesAValue) {
@@ -446,63 +316,12 @@ TEST_P(OutlivingServer, CanDoWithoutTheFirstWorkerWhileOneThatWasAdmittedIsOnIts
   for (int worker : {1, 2}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{4}));
 }
 
-// Whoever skips a round that nobody pushes has to know whether that was the last one.
-TEST_P(OutlivingServer, TellsARoundThatAllSkippedFromOneThatALostWorkerMightHavePushed) {
-  for (bool skips : {false, true}) {
-    Job job(2, outliving(GetParam()));
-    job.server.set_optimizer(0, {"sgd", {}});
-    job.define(1, 1);
-    job.initialise(1, {5});
-    job.server.lose_worker(1);
-    job.server.fill(1, {{1, 1}}, skips);
-    Header header = Job::header(FrameKind::kPush, 1, 0, 1, 0);
-    header.encoding = static_cast<uint8_t>(Encoding::kAbsent);
-    job.workers[0].send(header);
-    const Header answer = job.workers[0].must_receive();
-    EXPECT_EQ(static_cast<Encoding>(answer.encoding), skips ? Encoding::kAbsent : Encoding::kPlain);
-  }
-}
-
-TEST(OutlivingServer, MayLoseASuccessorThatNeverCame) {
-  Job job(2, outliving());
-  job.define(1, 1);
-  job.initialise(1, {5});
-  for (int turn = 0; turn < 2; ++turn) EXPECT_EQ(job.server.lose_worker(1).problem, "");
-  job.server.fill(1, {{1, 0}});
-  replace(job, 1);
-  job.init(1, 1, 0);
-  EXPECT_EQ(job.receive_value(1), (std::vector<float>{5}));
-}
-
 TEST(OutlivingServer, RefusesASuccessorOfALivingWorker) {
   Job job(2, outliving());
   const auto [ours, its] = unix_pair();
   RawPeer stranger(ours);
-  EXPECT_THROW(job.server.replace_worker(1, stream_of(its)), Error);
-  EXPECT_THROW(job.server.fill(1, {}), Error);
+  EXPECT_THROW(job.server.connect_worker(1, stream_of(its)), Error);
   EXPECT_FALSE(job.server.error());
-}
-
-TEST(OutlivingServer, SaysWhatOnlyTheLostWorkerCouldHaveTold) {
-  Job job(2, outliving());
-  EXPECT_EQ(job.server.lose_worker(1).problem, "no key has been agreed yet");
-  job.define(1, 1);
-  EXPECT_NE(job.server.lose_worker(1).problem.find("first value"), std::string::npos);
-}
-
-TEST(OutlivingServer, ALossOfTheSuccessorIsALossAgain) {
-  Job job(2, outliving());
-  job.define(1, 1);
-  job.initialise(1, {5});
-  for (int turn = 0; turn < 5; ++turn) {
-    job.server.lose_worker(1);
-    job.server.fill(1, {{1, 0}});
-    replace(job, 1);
-    if (turn % 2 == 0) job.init(1, 1, 0);
-  }
-  EXPECT_EQ(job.receive_value(1), (std::vector<float>{5}));
-  for (int worker : {0, 1}) job.push(worker, 1, 1, {1});
-  for (int worker : {0, 1}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{2}));
 }
 
 // --- a worker that nobody replaces ---------------------------------------------------------------------------------
