@@ -100,6 +100,7 @@ def begin(session, stores, trainers):
         else:
             store_snapshots.give_shapes(trainer, lambda number: arrays[number][0].shape if number in arrays else None)
         store_snapshots.restore_trainer(trainer, own)
+        store_snapshots.know_sums(trainer, own)
 
 
 def key_begun(store, id):

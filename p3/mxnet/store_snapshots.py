@@ -128,6 +128,7 @@ def restore_trainers(session, trainers):
     for (trainer, store), own in zip(trainers, saved):
         give_keys(trainer, lambda number, store=store: (source.key(store.number, number) or {}).get("shape"))
         restore_trainer(trainer, own)
+        know_sums(trainer, own)
 
 
 def restore_trainer(trainer, own):
@@ -145,11 +146,12 @@ def restore_trainer(trainer, own):
     _restore_numbers(trainer._optimizer, own["optimizer"], devices)
     trainer._scale = own["scale"]
     _restore_plain(getattr(trainer, "_amp_loss_scaler", None), own["loss_scaler"])
-    if not own["states"]:
-        return
-    # It updates: where the sums of its steps go, for a worker that calls join() before its first one.
+
+
+def know_sums(trainer, own):
+    """If it updates: where the sums of its steps go, for a worker that calls join() before its first one."""
     for number, parameter in enumerate(trainer._params):
-        if parameter.grad_req != "null":
+        if own["states"] and parameter.grad_req != "null":
             entry = trainer._kvstore.store.keys[number]
             entry.in_steps, entry.outs, entry.parameter = True, parameter.list_grad(), parameter
 
