@@ -11,6 +11,7 @@ first key of a store says whether the servers are to tell its norm.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any, Dict, Hashable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from p3.cluster.demand import Demand
@@ -100,7 +101,7 @@ class Agreement:
         self._vacant = list(vacant)  # ranks of those that have departed, or have not come yet
         self._snapshots = SnapshotParts(self._workers, self._servers)
         self._demand = Demand(self._workers)
-        self._joined: Set[Node] = set()  # who has called join(), while not all have
+        self._joined: Counter[Node] = Counter()  # calls of join() that not all have come to yet
         self._claim_bytes: Dict[Node, int] = {}
         self._left: Set[Node] = set()
 
@@ -138,7 +139,7 @@ class Agreement:
                 del self._releasing[store]
         self._resting.pop(node, None)
         told += self._replan_if_all_rest()
-        self._joined.discard(node)
+        self._joined.pop(node, None)
         told += self._end_join()
         told += self._snapshot_without(self._snapshots.depart(node, self._workers[0])) + self._checks_without(node)
         told += self._demand.depart(node, was_first, self._absent())
@@ -658,18 +659,16 @@ class Agreement:
     def _on_joined(self, node: Node, message: dict) -> Sent:
         if message["worker"] != node.rank:
             raise ProtocolError("%s says that worker %d has joined" % (node, message["worker"]))
-        if node in self._joined:
-            raise ProtocolError("%s has joined twice" % (node,))
-        self._joined.add(node)
+        self._joined[node] += 1  # perhaps its next call: servers end a join() before all of these words are here
         over = self._end_join()
         demanded = self._demand.rest() if self._joined else over
         return self._to(self._workers, message) + self._given_up_snapshot() + demanded
 
     def _end_join(self) -> Sent:
         """If all have called it."""
-        if not self._joined or not self._joined >= set(self._workers):
+        if not self._joined or not self._joined.keys() >= set(self._workers):
             return []
-        self._joined.clear()
+        self._joined -= Counter(self._joined.keys())
         return self._demand.go_on(self._absent())
 
     def _absent(self) -> Set[Node]:
@@ -677,7 +676,7 @@ class Agreement:
         return {node for node in self._workers if node in self._joined or self._snapshots.has_left(node)}
 
     def _given_up_snapshot(self) -> Sent:
-        return self._snapshot_without(self._snapshots.given_up(self._joined))
+        return self._snapshot_without(self._snapshots.given_up(set(self._joined)))
 
     def _snapshot_without(self, round: Optional[int]) -> Sent:
         """Of that round there is none, as somebody takes no part any more; None: nothing has changed."""

@@ -90,6 +90,15 @@ def test_a_demand_rests_while_a_worker_is_in_join():
         assert answers(book, 2, 5, 5, 5) == [(2, 6, True)]
 
 
+def test_a_worker_may_be_heard_in_its_next_join_before_another_is_in_the_first():
+    book = Book()
+    for worker in (0, 0, 1):
+        assert book.say(worker, "joined", worker=worker, round=0) == book.demand() == []
+    assert book.say(2, "joined", worker=2, round=0) == []  # the first is over
+    assert book.say(1, "joined", worker=1, round=0) == book.demand() == []
+    assert book.say(2, "joined", worker=2, round=0) == [(1,)]
+
+
 def test_nothing_waits_for_a_worker_that_has_left():
     book = Book()
     book.demand()
