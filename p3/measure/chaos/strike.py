@@ -43,12 +43,13 @@ def find(victim: Victim, mark: str) -> int:
 
 
 def alive(role: str, mark: str) -> Dict[int, int]:
-    """Process ids of those of P3 that run now, by rank. A scheduler has rank 0."""
-    return {
-        int(variables.get("P3_RANK", 0)): pid
-        for pid, variables in marked(mark).items()
-        if variables.get("DMLC_ROLE") == role and variables.get("P3_SECRET")
-    }
+    """Process ids of those of P3 that run now, by rank. A scheduler has rank 0. Of several of a rank it is the first:
+    others wait to take its place."""
+    found: Dict[int, int] = {}
+    for pid, variables in sorted(marked(mark).items()):
+        if variables.get("DMLC_ROLE") == role and variables.get("P3_SECRET"):
+            found.setdefault(int(variables.get("P3_RANK", 0)), pid)
+    return found
 
 
 def environment(mark: str) -> Dict[str, str]:
