@@ -32,10 +32,12 @@ def ray_nodes():
 
 @pytest.fixture
 def start(ray_nodes, processes, tmp_path):
-    """start(workers, servers, *arguments, script, options) -> the Process of `p3 run`, of on_ray.py or another."""
+    """start(workers, servers, *arguments, script, options) -> the Process of `p3 run`, of on_ray.py or another. Those
+    of its environment that are the script's alone, P3S_*, no engine forwards: its command has them."""
 
     def start(workers, servers, *arguments, script=None, options=(), **variables):
         command = [sys.executable, "-m", "p3", "run", "--on", "ray", "-n", str(workers), "-s", str(servers), *options]
+        command += ["env", *("%s=%s" % one for one in variables.items() if one[0].startswith("P3S_"))]
         command += python(script, *arguments) if script else python("on_ray.py", tmp_path, *arguments)
         env = clean_environment(**{"RAY_ADDRESS": ray_nodes.address, **variables})
         processes.append(Process(command, env, tmp_path))
