@@ -228,9 +228,11 @@ class Cell(NamedTuple):
 
     @property
     def workers_at_end(self) -> Sequence[int]:
-        """How many there may be."""
+        """How many there may be. Who is cut off behind the last round may have waited for long enough, and ends in
+        order, before anybody has given it up."""
         fewer = self.workers - (self.fault in ("gone", "depart", "return", "grow"))
-        return (fewer, self.workers) if self.fault == "return" else (fewer,)
+        may_end = self.fault == "return" or (self.fault == "depart" and self.moment == "exit" and self.is_cut)
+        return (fewer, self.workers) if may_end else (fewer,)
 
 
 def is_outlived(role: str, fault: str, moment: str) -> bool:
