@@ -80,10 +80,6 @@ def _of_trainer(trainer):
 # In a process that has joined
 
 
-def has_joined(session):
-    return session.entrance.barrier > 0
-
-
 def begin(session, stores, trainers):
     """In resume(): gives the optimizers, and the Trainers, each with its store, what the first worker's have."""
     for store in stores:
@@ -116,7 +112,7 @@ def _keys(store):
 
 def _own(store):
     """What was given of this store."""
-    return store_snapshots.saved(store) if has_joined(store.session) else None
+    return store_snapshots.saved(store) if store.session.entrance.barrier else None
 
 
 def given_weight(store, id):

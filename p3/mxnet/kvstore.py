@@ -248,7 +248,7 @@ class P3KVStore(mx.kvstore.KVStore):
         session, trainers = self.store.session, as_trainers(trainer)
         resumed = session.resume()
         with_stores = [(one, self._store_of(one)) for one in trainers]
-        if entering.has_joined(session):
+        if session.entrance.barrier:
             entering.begin(session, _held_stores(session), with_stores)
             resumed = resumed.map(lambda given: given["state"])
         elif session.saved.own is not None:

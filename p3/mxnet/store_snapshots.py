@@ -190,8 +190,7 @@ def first_value(store, entry, arrays):
     `arrays`: the script's own of this key, which must be given the value before anything is computed with them.
     """
     session, own = store.session, saved(store)
-    joins = session.entrance.barrier > 0
-    if joins:
+    if session.entrance.barrier:
         is_known = own is not None and entry.id in own["keys"]
     else:
         is_known = own is not None and session.saved.source.key(store.number, entry.id) is not None
@@ -200,7 +199,7 @@ def first_value(store, entry, arrays):
             f"key {entry.id!r}: its first gradient was computed before the job's weights were there. Give the "
             "Trainer to resume, before the first step: kv.resume(trainer=trainer)"
         )
-    if joins:
+    if session.entrance.barrier:
         return None  # the servers have it
     store.resuming[entry.id] = True
     if not is_known:

@@ -1,8 +1,10 @@
-"""Jobs of tests/jobs/joining.py, whose workers die and are joined by others, and what must come of their training."""
+"""Jobs that go on without lost workers and are joined by others: of any script; and of tests/jobs/joining.py, with what
+must come of their training."""
 
 import re
 import sys
 
+import forked
 import numpy as np
 from launched_jobs import children_with
 from plugin_jobs import SCRIPTS
@@ -17,6 +19,22 @@ MANY = 1_000_000
 
 def p3(folder, processes, *arguments, **env):
     processes.append(Process([*P3, *arguments], clean_environment(**env), folder))
+    return processes[-1]
+
+
+def p3_run(folder, processes, workers, command, *options, **env):
+    """`command`: a script, which is forked, and its arguments; here and in p3_join()."""
+    arguments = ["run", "-n", workers, "-s", 2, "--on-worker-loss", "continue", *options]
+    return _p3_forked(folder, processes, arguments, command, env)
+
+
+def p3_join(folder, processes, run, command, *options, **env):
+    return _p3_forked(folder, processes, ["join", "--pid", run.popen.pid, *options], command, env)
+
+
+def _p3_forked(folder, processes, arguments, command, env):
+    argv = [*P3, *map(str, arguments), *forked.command(*command)]
+    processes.append(Process(argv, {**forked.environment(), **env}, folder))
     return processes[-1]
 
 

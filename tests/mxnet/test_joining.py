@@ -13,27 +13,11 @@ import pytest
 if find_spec("mxnet") is None:
     pytest.skip("MXNet is not installed", allow_module_level=True)
 
-import forked
-from joined_jobs import worker
+from joined_jobs import p3_join, p3_run, worker
 from plugin_jobs import SCRIPTS
-from processes import Process
 
 sys.path.insert(0, str(SCRIPTS))
 import mxnet_joining as job
-
-P3 = [sys.executable, "-m", "p3"]
-
-
-def p3_run(folder, processes, workers, command, *options, **env):
-    argv = [*P3, "run", "-n", str(workers), "-s", "2", "--on-worker-loss", "continue", *options]
-    processes.append(Process([*argv, *forked.command(*command)], {**forked.environment(), **env}, folder))
-    return processes[-1]
-
-
-def p3_join(folder, processes, run, command, *options, **env):
-    argv = [*P3, "join", "--pid", str(run.popen.pid), *options]
-    processes.append(Process([*argv, *forked.command(*command)], {**forked.environment(), **env}, folder))
-    return processes[-1]
 
 
 def train(folder, processes, cases, **env):

@@ -6,24 +6,22 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import forked  # noqa: E402
+import joined_jobs  # noqa: E402
 from plugin_jobs import SCRIPTS  # noqa: E402
-from processes import Process, write_script  # noqa: E402
+from processes import write_script  # noqa: E402
 
 sys.path.insert(0, str(SCRIPTS))
 import torch_departing as job  # noqa: E402
 
 
-def p3_run(folder, processes, workers, command, **env):
-    argv = [sys.executable, "-m", "p3", "run", "-n", str(workers), "-s", "2", "--on-worker-loss", "continue"]
-    processes.append(Process([*argv, *forked.command(*command)], {**forked.environment(), **env}, folder))
-    return processes[-1].wait(100)
+def run_to_end(folder, processes, workers, command, **env):
+    return joined_jobs.p3_run(folder, processes, workers, command, **env).wait(100)
 
 
 @pytest.mark.parametrize("mode", job.MODES)
 def test_the_weights_are_those_of_training_on_the_joined_batch_of_who_is_there(tmp_path, processes, mode):
     command = [str(SCRIPTS / "torch_departing.py"), mode, str(tmp_path)]
-    ended = p3_run(tmp_path, processes, job.WORKERS, command, P3_CHECK="3")
+    ended = run_to_end(tmp_path, processes, job.WORKERS, command, P3_CHECK="3")
     assert ended.code == 0 and "(1, 2, 3)" in ended.out, ended
     first, other = (torch.load(tmp_path / ("%d.pt" % rank)) for rank in (1, 3))
     tolerance = {"sgd int8": 2e-2}.get(mode, 1e-5)
@@ -47,7 +45,7 @@ def test_what_does_not_go_with_it_is_refused_by_name(tmp_path, processes):
             except ValueError as error:
                 print(str(error).partition(": ")[2])
     """
-    ended = p3_run(tmp_path, processes, 1, [write_script(tmp_path, script)])
+    ended = run_to_end(tmp_path, processes, 1, [write_script(tmp_path, script)])
     assert ended.code == 0, ended
     assert "going on without lost workers (P3_ON_WORKER_LOSS=continue is set) and weights where" in ended.out
     assert "going on without lost workers (P3_ON_WORKER_LOSS=continue is set) and a trainer's loop" in ended.out
@@ -67,7 +65,7 @@ def test_a_mean_is_one_although_a_worker_dies_in_the_middle_of_its_push(tmp_path
             said = p3.torch.all_gather_object("x" * 200_000)
             assert all(text in (None, "x" * 200_000) for text in said), number
     """
-    ended = p3_run(tmp_path, processes, 5, [write_script(tmp_path, script)])
+    ended = run_to_end(tmp_path, processes, 5, [write_script(tmp_path, script)])
     assert ended.code == 0 and ended.err.count("the job goes on without it") == 4, ended
 
 
@@ -102,7 +100,7 @@ def test_who_dies_while_it_gives_what_was_loaded_leaves_the_others_with_all_of_i
             assert found["step"] == 1 and torch.allclose(found["exp_avg"], torch.full((3, 10), 0.1)), found
         print("has %d updates" % found["step"])
     """
-    ended = p3_run(tmp_path, processes, 3, [write_script(tmp_path, script), str(SCRIPTS), loads])
+    ended = run_to_end(tmp_path, processes, 3, [write_script(tmp_path, script), str(SCRIPTS), loads])
     assert ended.code == 0 and ended.out.count("has %d updates" % (1 if loads == "none" else 4)) == 2, ended
 
 
@@ -133,7 +131,7 @@ def test_who_dies_while_it_gives_what_was_loaded_in_a_resumed_job_leaves_the_oth
     command = [write_script(tmp_path, script), str(SCRIPTS)]
     env = {"P3_SNAPSHOT_DIR": str(tmp_path / "snapshots"), "P3_SNAPSHOT_EVERY": "3"}
     for left in (3, 2):
-        ended = p3_run(tmp_path, processes, 3, command, **env)
+        ended = run_to_end(tmp_path, processes, 3, command, **env)
         assert ended.code == 0 and ended.out.count("has 3 updates") == left, ended
 
 
@@ -166,7 +164,7 @@ def test_snapshots_rest_while_workers_are_in_join_also_if_one_dies_there(tmp_pat
     """
     folder = tmp_path / "snapshots"
     env = {"P3_SNAPSHOT_DIR": str(folder), "P3_SNAPSHOT_EVERY": "1", "P3_WAIT_TIMEOUT_S": "20"}
-    ended = p3_run(tmp_path, processes, 3, [write_script(tmp_path, script), str(dies)], **env)
+    ended = run_to_end(tmp_path, processes, 3, [write_script(tmp_path, script), str(dies)], **env)
     assert ended.code == 0 and ended.out.count("the end") == 3 - dies, ended
     assert max(path.name for path in folder.glob("round-*[0-9]")) == "round-%012d" % 33
 
@@ -195,5 +193,5 @@ def test_frozen_weights_are_never_a_sum_of_two_givers(tmp_path, processes):
         torch.nn.init.ones_(base.weight)
         p3.torch.DistributedOptimizer(torch.optim.SGD(head.parameters(), lr=0.1), torch.nn.Sequential(base, head))
     """
-    ended = p3_run(tmp_path, processes, 3, [write_script(tmp_path, script)])
+    ended = run_to_end(tmp_path, processes, 3, [write_script(tmp_path, script)])
     assert ended.code == 1 and "worker 0 was lost while it gave all workers the weights" in ended.err, ended

@@ -7,26 +7,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import forked  # noqa: E402
+from joined_jobs import p3_join, p3_run  # noqa: E402
 from plugin_jobs import SCRIPTS  # noqa: E402
-from processes import Process  # noqa: E402
 
 sys.path.insert(0, str(SCRIPTS))
 import torch_joining as job  # noqa: E402
-
-P3 = [sys.executable, "-m", "p3"]
-
-
-def p3_run(folder, processes, workers, command, *options, **env):
-    argv = [*P3, "run", "-n", str(workers), "-s", "2", "--on-worker-loss", "continue", *options]
-    processes.append(Process([*argv, *forked.command(*command)], {**forked.environment(), **env}, folder))
-    return processes[-1]
-
-
-def p3_join(folder, processes, run, command, *options, **env):
-    argv = [*P3, "join", "--pid", str(run.popen.pid), *options]
-    processes.append(Process([*argv, *forked.command(*command)], {**forked.environment(), **env}, folder))
-    return processes[-1]
 
 
 @pytest.mark.parametrize("mode", job.MODES)

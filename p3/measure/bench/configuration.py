@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, NamedTuple, Optional, Tuple
 
-from p3.measure.bench.paths import PATHS, TOLERANCES, Path
+from p3.measure.bench.paths import ALL, Path
 from p3.measure.lab.shaping import Shaping
 from p3.measure.trainings import mxnet_convnet
 
@@ -21,7 +21,7 @@ class Configuration(NamedTuple):
     label: str = ""  # what sets it apart, in words, besides the model
     goal_loss: Optional[float] = None  # that a training shall reach
     rates_mbit: Optional[Tuple[float, ...]] = None  # of each host, where they differ; then rate_mbit is the greatest
-    path_name: Optional[str] = None  # of PATHS or TOLERANCES
+    path_name: Optional[str] = None  # of ALL in paths.py
     release: str = "layer"  # when gradients become ready: of models.RELEASES
     batch: Optional[int] = None  # of real fully connected layers
     computation: str = "emulated"  # or real
@@ -39,7 +39,7 @@ class Configuration(NamedTuple):
 
     @property
     def path(self) -> Path:
-        return Path() if self.path_name is None else {**PATHS, **TOLERANCES}[self.path_name]
+        return Path() if self.path_name is None else ALL[self.path_name]
 
     @property
     def shaping(self) -> Shaping:

@@ -21,7 +21,7 @@ from p3.measure.bench.computations import (
     CONVNET, LESSON, LOCAL_LESSON, REPLAY, RESNET, SEEDED_LESSON, Computation,
 )  # fmt: skip
 from p3.measure.bench.configuration import Configuration, rate_text
-from p3.measure.bench.paths import PATHS, TOLERANCES
+from p3.measure.bench.paths import PATHS, TOLERANCES, Path
 from p3.measure.jobs.stores import OURS, Store, names, of_codecs, of_torch
 from p3.measure.lab.command import rates
 from p3.measure.replay import models
@@ -284,13 +284,8 @@ def factors(options: Namespace) -> List[Configuration]:
     ]
 
 
-def paths(options: Namespace) -> List[Configuration]:
-    return [_configuration(options, model, path_name=name, label=name) for model in options.models for name in PATHS]
-
-
-def fault_tolerance(options: Namespace) -> List[Configuration]:
-    return [_configuration(options, model, path_name=name, label=name)
-            for model in options.models for name in TOLERANCES]  # fmt: skip
+def paths(those: Mapping[str, Path], options: Namespace) -> List[Configuration]:
+    return [_configuration(options, model, path_name=name, label=name) for model in options.models for name in those]
 
 
 def distance(options: Namespace) -> List[Configuration]:
@@ -508,14 +503,14 @@ EXPERIMENTS: Tuple[Experiment, ...] = (
         tables=(tables.changed,),
     ),
     Experiment(
-        "paths", "other queues, shapers and congestion controls, TLS, several workers on a host", paths,
+        "paths", "other queues, shapers and congestion controls, TLS, several workers on a host", partial(paths, PATHS),
         {"stores": OURS, "hosts": "4", "rate": "200mbit", "compute": 4.0, "models": "vgg19", "iterations": 3,
          "warmup": 1},
         tables=(partial(times, tables.PATH),),
     ),
     Experiment(
         "fault_tolerance", "settings with which a job goes on without lost processes, while none is lost",
-        fault_tolerance,
+        partial(paths, TOLERANCES),
         {"stores": f"{OURS},p3_torch", "hosts": "4", "rate": "200mbit", "compute": 1.0, "models": "vgg19",
          "shrink": 0.5},
         megabytes=40, tables=(partial(times, tables.TOLERANCE),),

@@ -37,3 +37,5 @@ TOLERANCES: Dict[str, Path] = {
     "workers": Path(environment=_WITHOUT_WORKERS),
     "workers and servers": Path(environment={**_WITHOUT_WORKERS, "P3_ON_SERVER_LOSS": "continue"}),
 }
+
+ALL = {**PATHS, **TOLERANCES}

@@ -50,6 +50,20 @@ def process_peak_rss(pid: int) -> int:
     return _status_bytes(str(pid), "VmHWM:")
 
 
+def process_rss(pid: int) -> int:
+    """0 once it has ended."""
+    return _status_bytes(str(pid), "VmRSS:")
+
+
+def process_shared(pid: int) -> int:
+    """What of that is shared memory."""
+    return _status_bytes(str(pid), "RssShmem:")
+
+
+def process_threads(pid: int) -> int:
+    return len(_tasks(str(pid)))
+
+
 def own_rss() -> int:
     return _status_bytes("self", "VmRSS:")
 

@@ -1,7 +1,7 @@
 """Does a job stay as it is while its processes die? Sums must be exact, and memory, descriptors and threads flat.
 
     p3 bench soak                                        # three minutes, with a death every five seconds
-    p3 bench soak --seconds 7200 --every 30 --delay 50   # two hours
+    p3 bench soak --seconds 7200 --every 30 --delay 60   # two hours
     p3 bench soak --seconds 30 --kill none --set P3_LOCAL_AGGREGATION=1 --set P3_CHECKSUM=1
 
 Real processes under `p3 run`, with `--on-worker-loss continue --on-server-loss continue --rejoin`. Workers push dense
@@ -35,13 +35,15 @@ import tempfile
 import threading
 import time
 import uuid
+from collections import deque
 from pathlib import Path
-from typing import Dict, List, Sequence, Tuple
+from typing import Deque, Dict, List, Sequence, Tuple
 
 from p3.launch.placement import module_path
 from p3.measure import arguments as given
 from p3.measure.chaos.matrix import ROLES
 from p3.measure.chaos.strike import MARK, alive
+from p3.measure.jobs import usage
 from p3.measure.micro.processes.soak_worker import TENTHS
 
 SLACK_BYTES, SLACK = 2 << 20, 4
@@ -67,12 +69,12 @@ def soak(options: argparse.Namespace, sampled: str) -> int:
     deaths = Deaths(options, mark)
     samples: List[dict] = []
     rng = random.Random(options.seed)
-    said: List[str] = []
+    said: Deque[str] = deque(maxlen=60)
     try:
         for line in job.stdout:
             start_of_json = line.find('{"soak"')
             if start_of_json < 0:
-                said = [*said[-200:], line]
+                said.append(line)
                 continue
             report = json.loads(line[start_of_json:])["soak"]
             if report["tenth"] == 0:
@@ -90,7 +92,7 @@ def soak(options: argparse.Namespace, sampled: str) -> int:
             job.wait()
         os.close(go_on)
     if code != 0 or len(samples) < TENTHS:
-        print("the job failed (exit status %d):\n%s" % (code, "".join(said[-60:])), file=sys.stderr)
+        print("the job failed (exit status %d):\n%s" % (code, "".join(said)), file=sys.stderr)
         return 1
     grown = growth(samples)
     for what, (before, after) in grown.items():
@@ -126,9 +128,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def start(options: argparse.Namespace, sampled: str, mark: str) -> subprocess.Popen:
-    settings = {"P3_SLICE_ELEMENTS": "1000", "OMP_NUM_THREADS": "1", "P3_WATCH_S": "0"}
-    if not options.kill:
-        settings["P3_LOCAL_AGGREGATION"] = "0"
+    settings = {"P3_LOCAL_AGGREGATION": "0", "P3_SLICE_ELEMENTS": "1000", "OMP_NUM_THREADS": "1", "P3_WATCH_S": "0"}
     settings.update(setting.split("=", 1) for setting in options.set)
     command = [sys.executable, "-m", "p3", "run", "-n", str(options.workers), "-s", str(options.servers)]
     if options.kill:
@@ -198,18 +198,11 @@ def send(pid: int, number: signal.Signals) -> None:
 def sizes(launcher: int, mark: str) -> Dict[str, int]:
     """Of those that live as long as the job."""
     those = {"worker": alive("worker", mark)[0], "server": alive("server", mark)[0], "launcher": launcher}
-    status = {name: _status(pid) for name, pid in those.items()}
-    found = {f"{name}_bytes": one["VmRSS"] << 10 for name, one in status.items()}
-    found["shared_bytes"] = sum(one["RssShmem"] for one in status.values()) << 10
-    found["threads"] = sum(one["Threads"] for one in status.values())
+    found = {f"{name}_bytes": usage.process_rss(pid) for name, pid in those.items()}
+    found["shared_bytes"] = sum(map(usage.process_shared, those.values()))
+    found["threads"] = sum(map(usage.process_threads, those.values()))
     found["descriptors"] = sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in those.values())
     return found
-
-
-def _status(pid: int) -> Dict[str, int]:
-    """Numbers of /proc/PID/status; sizes in KiB."""
-    lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return {line[0].rstrip(":"): int(line[1]) for line in lines if len(line) > 1 and line[1].isdigit()}
 
 
 def growth(samples: List[dict]) -> Dict[str, Tuple[int, int]]:
