@@ -13,6 +13,7 @@ from plugin_jobs import SCRIPTS
 from processes import clean_environment
 
 MARK = "P3S_TESTS"  # a variable of all processes of a job: the test's folder
+ALL_IN_ONE = ["sh", "-c", 'exec "$@" 2>&1', "sh"]  # before a command: what it says, in the order in which it does
 
 
 def command(folder, *arguments, options=()):

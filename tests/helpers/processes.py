@@ -66,9 +66,9 @@ class Process:
         """What it has said, to the line by which each of these texts has come `times` times."""
         said = ""
         while any(said.count(text) < times for text in texts):
-            line = self.read_line()
+            line = self.popen.stdout.readline().decode()  # as read_line()
             assert line, (said, self.wait(10))
-            said += line + "\n"
+            said += line
         return said
 
     def read_line(self) -> str:

@@ -25,9 +25,9 @@ def missing():
 
 
 class Slurm:
-    def __init__(self, folder, nodes, env):
-        """`env`: of the daemons; jobs get that of their submission."""
-        self.folder = folder
+    def __init__(self, folder, nodes, env, *settings):
+        """`env`: of the daemons; jobs get that of their submission. `settings`: further lines of its configuration."""
+        self.folder, self._settings = folder, settings
         self.env = dict(env, SLURM_CONF=str(folder / "slurm.conf"), PATH=os.environ["PATH"] + ":/usr/sbin")
         self._nodes = ["n%d" % number for number in range(1, nodes + 1)]
         self._daemons = []
@@ -70,6 +70,13 @@ class Slurm:
             assert time.monotonic() < deadline, self.run("scontrol", "show", "job", job) + self.output(job)
             time.sleep(0.1)
 
+    def lose(self, node, task):
+        """As if that node, which runs this task alone, had lost its power."""
+        self._daemons[1 + self._nodes.index(node)].kill()
+        with open("/proc/%d/stat" % task) as file:
+            os.kill(int(file.read().rpartition(")")[2].split()[1]), signal.SIGKILL)  # slurmstepd
+        os.kill(task, signal.SIGKILL)  # whose children the kernel ends
+
     def end(self):
         for daemon in reversed(self._daemons):
             daemon.send_signal(signal.SIGTERM)
@@ -111,6 +118,7 @@ class Slurm:
             "SchedulerParameters=batch_sched_delay=1,sched_min_interval=100000",
             "KillWait=10",
             "MinJobAge=3600",
+            *self._settings,
         ]
         for name, port in zip(self._nodes, ports):
             (folder / ("spool." + name)).mkdir(exist_ok=True)

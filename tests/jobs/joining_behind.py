@@ -21,8 +21,13 @@ def gradient_of(rank, step):
     return np.random.RandomState(1000 * rank + step).randint(-8, 9, ELEMENTS).astype(np.float32)
 
 
+def say(text, *values):
+    sys.stdout.write(text % values + "\n")  # in one piece: print() may write the line and its end one after the other
+    sys.stdout.flush()
+
+
 def wait_for(name, rank, folder):
-    print("worker %d waits for %s" % (rank, name), flush=True)
+    say("worker %d waits for %s", rank, name)
     while not os.path.exists(os.path.join(folder, name)):
         time.sleep(0.01)
 
@@ -43,11 +48,11 @@ def main():
                 is_first = step == first and "P3_JOIN" in os.environ
                 wait_for("go-on" if is_first else "go-%d" % step, rank, folder)
                 members = session.agree_on_members(step, {"weight": weight})
-                print("worker %d at %d knows %s" % (rank, step, list(members)), flush=True)
+                say("worker %d at %d knows %s", rank, step, list(members))
             gradients = {"bits": np.full(ELEMENTS, 1 << rank, np.int64), "plain": gradient_of(rank, step)}
             session.wait([session.pushpull(key, gradients[name], sums[name]) for name, key in keys.items()])
             weight -= sums["plain"]
-            print("worker %d step %d: %s" % (rank, step, np.unique(sums["bits"]).tolist()), flush=True)
+            say("worker %d step %d: %s", rank, step, np.unique(sums["bits"]).tolist())
         np.save(os.path.join(folder, "%d.npy" % rank), weight)
         session.barrier()
 

@@ -1,55 +1,24 @@
-"""Jobs of Open MPI's mpirun and of MPICH's mpiexec, as Debian has them, on two hosts that both are this machine.
-
-They reach other hosts by a command of their user's choice: here one that runs there what it is given, right here.
-"""
+"""Jobs of Open MPI's mpirun and of MPICH's mpiexec, on two hosts that both are this machine."""
 
 import os
-import re
-import shutil
 import signal
-import subprocess
 
 import launched_jobs as jobs
+import mpi_launchers
 import pytest
 from processes import Process
 
-REMOTE_SHELL = """#!/bin/sh
-[ "$1" != -x ] || shift  # ssh's, from MPICH
-export TMPDIR="$0.$1"  # a host's own: daemons of Open MPI that share one get into each other's way
-mkdir -p "$TMPDIR"
-shift
-exec sh -c "$*"
-"""
 SIZE = 4
-_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # Open MPI asks for both
 
 
-def program(kind):
-    """Its path, if it is of that kind: both call theirs mpirun and mpiexec."""
-    for name in {"openmpi": ("mpirun.openmpi", "mpirun"), "mpich": ("mpiexec.hydra", "mpiexec.mpich")}[kind]:
-        path = shutil.which(name)
-        if path is not None:
-            says = subprocess.check_output([path, "--version"], env={**os.environ, **_AS_ROOT}, text=True)
-            if re.search({"openmpi": "Open MPI|OpenRTE", "mpich": "HYDRA"}[kind], says):
-                return path
-    pytest.skip("no %s here; sudo tools/needs all installs it" % {"openmpi": "Open MPI", "mpich": "MPICH"}[kind])
-
-
-@pytest.fixture(params=["openmpi", "mpich"])
+@pytest.fixture(params=mpi_launchers.KINDS)
 def start(request, processes, tmp_path):
     """start(steps...) -> Process of the launcher: four workers on two hosts, two on each."""
-    launcher = program(request.param)
-    shell = tmp_path / "remote_shell"
-    shell.write_text(REMOTE_SHELL)
-    shell.chmod(0o755)
-    if request.param == "openmpi":
-        options = ["--host", "one:2,two:2", "--mca", "plm_rsh_agent", str(shell), "--bind-to", "none"]
-    else:
-        options = ["-launcher-exec", str(shell), "-hosts", "one,two", "-ppn", "2"]
+    launcher = mpi_launchers.launcher(request.param, tmp_path, ["one", "two"], 2)
 
     def start(*arguments, command=None, **variables):
-        command = [launcher, *options, "-n", str(SIZE), *(command or jobs.command(tmp_path, *arguments))]
-        env = {**jobs.environment(tmp_path, **variables), **_AS_ROOT}
+        command = [*launcher, *(command or jobs.command(tmp_path, *arguments))]
+        env = {**jobs.environment(tmp_path, **variables), **mpi_launchers.ENVIRONMENT}
         processes.append(Process(command, env, tmp_path))
         return processes[-1]
 

@@ -1,14 +1,23 @@
 """Processes that join a running job: from then on all train as on the joined batch of everybody who is there."""
 
+import os
+import signal
 import sys
 import textwrap
+import uuid
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from joined_jobs import p3_join, p3_run  # noqa: E402
+import forked  # noqa: E402
+import torchruns  # noqa: E402
+from joined_jobs import P3, p3_join, p3_run  # noqa: E402
+from launched_jobs import ALL_IN_ONE  # noqa: E402
 from plugin_jobs import SCRIPTS  # noqa: E402
+from processes import SECRET, Process, wait_until  # noqa: E402
+
+from p3.measure.chaos import strike  # noqa: E402
 
 sys.path.insert(0, str(SCRIPTS))
 import torch_joining as job  # noqa: E402
@@ -56,6 +65,33 @@ def test_a_job_that_grows_trains_as_on_the_joined_batch_of_who_is_there(tmp_path
     ended = run.wait(100)
     assert ended.code == 0 and all(one.wait(20).code == 0 for one in joining), ended
     require_weights(tmp_path, mode, job.growing(first, last))
+
+
+def test_a_job_of_torchrun_loses_a_server_and_others_join(tmp_path, processes):
+    """Its workers bring the servers along."""
+    command = [str(SCRIPTS / "torch_joining.py"), "here", str(tmp_path), "2", "3"]
+    goes_on = {"P3_ON_WORKER_LOSS": "continue", "P3_ON_SERVER_LOSS": "continue", "P3_MAX_WORKERS": "3"}
+    mark = uuid.uuid4().hex
+    env = {**forked.environment(), **goes_on, "P3_SECRET": SECRET, strike.MARK: mark}
+
+    def start(*command):
+        processes.append(Process([*ALL_IN_ONE, *command], env, tmp_path))
+        return processes[-1]
+
+    run = start(*torchruns.agents(2), *command)
+    run.read_until("waits for go", times=2)
+    servers = strike.alive("server", mark)
+    os.kill(servers[1], signal.SIGKILL)
+    run.read_until("server 1 is lost; server 0 takes over", times=2)
+    joins = [*P3, "join", "--pid", str(servers[0])]
+    came = [start(*joins, *forked.command(*command)), start(*joins, "--server")]
+    run.read_until("waits to join the job", "waits to come back")
+    (tmp_path / "go").touch()
+    run.read_until("server 1 (127.0.0.1) is back")
+    ended = [one.wait(100) for one in (run, *came)]
+    assert [one.code for one in ended] == [0, 0, 0], ended
+    require_weights(tmp_path, "here", job.growing(2, 3))
+    wait_until(lambda: not strike.marked(mark), "processes are left")
 
 
 @pytest.mark.parametrize("mode, step", [*((mode, 0) for mode in job.MODES), ("here", 4)])
@@ -147,7 +183,8 @@ def test_one_with_another_script_is_refused_by_name_and_the_job_goes_on(tmp_path
 
 def test_nobody_joins_where_workers_have_weights_of_their_own(tmp_path, processes):
     path = tmp_path / "script.py"
-    path.write_text(textwrap.dedent("""
+    path.write_text(
+        textwrap.dedent("""
         import os, signal, sys, time
         import torch, p3.torch
         model = torch.nn.Linear(2, 1)
@@ -158,7 +195,8 @@ def test_nobody_joins_where_workers_have_weights_of_their_own(tmp_path, processe
         while not os.path.exists("go"):
             time.sleep(0.01)
         print(p3.torch.members(0))
-    """))
+    """)
+    )
     run = p3_run(tmp_path, processes, 3, [str(path)], "--max-workers", "4")
     said = run.read_until("The others go on without it")
     joining = p3_join(tmp_path, processes, run, [str(path)])
