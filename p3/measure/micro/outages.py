@@ -13,14 +13,16 @@ the others' turn. Ways:
                  joins, or another server comes back, at the next fifth step; another scheduler comes at once. With
                  --restarts and snapshots, for what this does not help against: if the last server dies, the job starts
                  again, with all servers
+    workers      if asked for: the same without --on-server-loss, so that servers update; only workers may die
     restarts     P3 with --restarts: starts again from a snapshot, which it takes every 20 steps
     torchrun     DDP on Gloo, which torchrun starts again; from a checkpoint, which it takes every 20 steps
     torchft      DDP of torchft on Gloo (pip install torchft): the others go on, another process joins
 
 Given are the steps of single workers that stand at the end, a second, and their share of those of `undisturbed`; the
 seconds of a step; how often the job started again from what it had saved; and the pauses: by how much the longest step
-from one death to the next exceeds the median step. `--calm` lets `undisturbed` take fewer steps. `--plot` draws
-throughput over time, and each death by its kind, in an SVG or PNG. Close other programs first.
+from one death to the next exceeds the median step, and by how much each step does at which others joined. `--calm` lets
+`undisturbed` take fewer steps. `--plot` draws throughput over time, and each death by its kind, in an SVG or PNG. Close
+other programs first.
 """
 
 from __future__ import annotations
@@ -54,8 +56,8 @@ _ROLES = ("worker", "server", "scheduler")
 
 def main(arguments: Sequence[str]) -> int:
     parser = given.parser("outages", __doc__)
-    parser.add_argument("--ways", type=given.names_among(list(WAYS)), default=list(WAYS),
-                        help="default: all; undisturbed always runs")  # fmt: skip
+    parser.add_argument("--ways", type=given.names_among(list(WAYS)), default=[way for way in WAYS if way != "workers"],
+                        help="default: all but workers; undisturbed always runs")  # fmt: skip
     parser.add_argument("--hosts", type=given.number(2, 64, int), default=4, metavar="N", help="default 4")
     parser.add_argument("--rate", type=given.number(0.1, 1e6), default=200.0, metavar="MBIT", help="default 200")
     parser.add_argument("--steps", type=given.number(10, 1e6, int), default=150, help="default 150")
@@ -70,6 +72,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=given.number(0, 1 << 30, int), default=1, help="default 1")
     parser.add_argument("--plot", metavar="FILE")
     options = parser.parse_args(arguments)
+    if "workers" in options.ways and options.kill != ["worker"]:
+        parser.error("--ways workers outlives workers alone: leave --kill out")
     if importlib.util.find_spec("torch") is None:
         parser.error("all ways need PyTorch: pip install torch")
     told = [WAYS["undisturbed"]]
@@ -105,8 +109,8 @@ def _table(stories: Sequence[Story], options) -> List[str]:
             story.way, len(story.deaths), story.rate, 100 * story.rate / reference.rate, story.step_s, story.restarts,
             _paused(story.pauses()),
         ))  # fmt: skip
-        by_role = [(role, story.pauses(role)) for role in options.kill]
-        lines += ["  %-11s %7d %60s" % (role, len(pauses), _paused(pauses)) for role, pauses in by_role if pauses]
+        told = [*((role, story.pauses(role)) for role in options.kill), ("joins", story.joins())]
+        lines += ["  %-11s %7d %60s" % (what, len(pauses), _paused(pauses)) for what, pauses in told if pauses]
     return lines
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
-
 _MOST_STEPS_OF_A_SPAN = 3
 
 
@@ -91,6 +90,15 @@ class Story(NamedTuple):
             gaps = [after - before for before, after in zip(around, around[1:])]
             found.append(max(0.0, max(gaps, default=0.0) - self.step_s))
         return found
+
+    def joins(self) -> List[float]:
+        """By how much each step at which others joined, and which waited for them, exceeds the median."""
+        steps = self._firsts()
+        return [
+            max(0.0, after.at - before.at - self.step_s)
+            for before, after in zip(steps, steps[1:])
+            if after.step == before.step + 1 and after.present > before.present
+        ]
 
     def _ends(self) -> List[float]:
         return [one.at for one in self._firsts()]

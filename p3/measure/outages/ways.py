@@ -101,13 +101,15 @@ def _lacks_torchft() -> Optional[str]:
 
 
 _SAVED = ("--restarts", _ALWAYS, "--snapshot-dir", "FOLDER/snapshots", "--snapshot-every", str(SAVE_EVERY))
-_GOES_ON = ("--on-worker-loss", "continue", "--rejoin", "--worker-restarts", _ALWAYS, "--on-server-loss", "continue")
+_WITHOUT_WORKERS = ("--on-worker-loss", "continue", "--rejoin", "--worker-restarts", _ALWAYS)
+_GOES_ON = (*_WITHOUT_WORKERS, "--on-server-loss", "continue")
 
 WAYS: Dict[str, Way] = {
     one.name: one
     for one in (
         Way("undisturbed", "P3, nothing dies", _with_p3(), dies=False),
         Way("continue", "P3 goes on, others join", _with_p3(*_GOES_ON, *_SAVED)),
+        Way("workers", "P3 goes on without workers, others join", _with_p3(*_WITHOUT_WORKERS, *_SAVED)),
         Way("restarts", "P3 starts again from snapshots", _with_p3(*_SAVED)),
         Way("torchrun", "DDP, torchrun starts again from checkpoints", _with_torchrun, is_p3=False),
         Way("torchft", "torchft goes on, others join", _with_torchft, is_p3=False, lacks=_lacks_torchft),
