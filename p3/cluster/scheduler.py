@@ -85,6 +85,7 @@ class Scheduler:
         self._strategy = strategy
         self._journal = journal
         self._is_replaying = self._is_mortal = False
+        self._waits_for_absent = False  # in the place of a scheduler that has died, until all are back or given up
         self._unreported: Dict[Tuple[str, Optional[int]], dict] = {}  # by role and rank, what a replay came to last
         self._refuted: List[Entry] = []  # in what the journal has: who must go
 
@@ -477,6 +478,7 @@ class Scheduler:
         asyncio.get_running_loop().call_later(self._settings.timeout_s, self._give_up_absent)
         absent = ", ".join(map(str, self._absent()))
         log.warning("%s: took the place of one that has died; waiting for %s to come back", self._label, absent)
+        self._waits_for_absent = True
 
     def _replay(self, entry: Entry, message: dict) -> None:
         try:
@@ -508,11 +510,13 @@ class Scheduler:
         entry.come_back(stream, join["back"]["heard"])
         entry.ready = True
         asyncio.get_running_loop().call_later(self._settings.timeout_s, self._give_up_unwatched, entry)
-        self._say_if_all_are_back()
+        self._resume_if_none_is_absent()
         return entry
 
-    def _say_if_all_are_back(self) -> None:
-        if not self._absent():
+    def _resume_if_none_is_absent(self) -> None:
+        """Once, behind another scheduler's death: who was absent has come back, or has left the job."""
+        if self._waits_for_absent and not self._absent() and not self._end.done():
+            self._waits_for_absent = False
             log.warning("%s: all nodes have come back", self._label)
             self._report({"state": "resumed"})
 
@@ -523,7 +527,6 @@ class Scheduler:
             entry.gone = True
             self._depart(entry, "%s: %s had not heard yet that it had joined the job, and comes anew."
                                 % (self._label, entry))  # fmt: skip
-            self._say_if_all_are_back()
 
     def _give_up_unwatched(self, entry: Entry) -> None:
         """Of whom nothing would be heard if it froze."""
@@ -544,8 +547,6 @@ class Scheduler:
             entry.gone = True
             depart = self._depart_server if entry.node.role == "server" else self._depart
             depart(entry, text % (self._label, entry, self._settings.timeout_s) + ".")
-        if not self._end.done():
-            self._report({"state": "resumed"})
 
     # Deadlines
 
@@ -628,6 +629,7 @@ class Scheduler:
         if not was_member:
             self._say_departed(entry.node, text)
             self._end_behind_the_last()
+        self._resume_if_none_is_absent()
 
     def _end_departures(self, over: list) -> None:
         """Servers have dismissed these workers; now the others hear of it."""
@@ -711,6 +713,7 @@ class Scheduler:
         self._end_departures(self._departures.lose_server(entry.node))
         self._entrances.lose_server(entry.node)
         self._end_behind_the_last()
+        self._resume_if_none_is_absent()
 
     def _end_behind_the_last(self) -> None:
         if all(other.left for other in self._roster.entries):

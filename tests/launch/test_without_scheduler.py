@@ -133,14 +133,18 @@ def test_a_latecomer_is_refused_by_the_next_scheduler_too(tmp_path, processes):
     assert run.wait(60).code == 0
 
 
-def test_a_snapshot_that_is_asked_for_while_there_is_no_scheduler_is_taken(tmp_path, processes):
+@pytest.mark.parametrize("also", [[], ["server"]], ids=["", "and no server"])
+def test_a_snapshot_that_is_asked_for_while_there_is_no_scheduler_is_taken(tmp_path, processes, also):
+    """Nor a server, which the next scheduler hears from the workers before it gives that up itself."""
     snapshots = tmp_path / "snapshots"
     script = [sys.executable, str(SCRIPTS / "launched.py"), str(tmp_path), "0"]
-    options = ["--snapshot-dir", str(snapshots), "--snapshot-every", "100000000"]
+    options = ["--snapshot-dir", str(snapshots), "--snapshot-every", "100000000", "--on-server-loss", "continue"]
     run = p3_run(tmp_path, processes, *options, command=script)
     workers(tmp_path, 2, run)
     wait_until(lambda: scheduler_of(run) is not None, "the scheduler")
-    os.kill(scheduler_of(run), signal.SIGKILL)
+    lost = [scheduler_of(run), *(node_of(run.popen.pid, role) for role in also)]
+    for process in lost:
+        os.kill(process, signal.SIGKILL)
     run.signal(signal.SIGUSR1)
     wait_until(lambda: list(snapshots.glob("round-*[0-9]/manifest.json")), "a snapshot", 30)
     run.signal(signal.SIGINT)
