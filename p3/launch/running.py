@@ -37,6 +37,11 @@ class Pump:
         finally:
             source.end()
 
+    @property
+    def is_over(self) -> bool:
+        """It has taken all, or will take no more."""
+        return self._task.done()
+
     async def end(self) -> bool:
         """Of a process that has ended: whether this has, too. It waits a little for what is still to come, and then
         for no more, unless it is held up."""
@@ -66,6 +71,10 @@ class Running:
             self._told = True
             log.info("%s ended with %s", self.task.name, self.process.how())
         return self
+
+    @property
+    def is_read_out(self) -> bool:
+        return all(pump.is_over for pump in self._pumps)
 
     async def read_out(self) -> None:
         """Of one that has ended: all that it said, however long nobody takes that from us."""
