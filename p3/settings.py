@@ -182,14 +182,14 @@ class Settings:
     )
     secret: Optional[str] = _setting(
         "P3_SECRET", None, _secret,
-        "The job's secret, at least 16 characters, the same on all nodes. `p3 run` makes one for each job; with "
-        "another launcher prefer `P3_SECRET_FILE`.",
+        "The job's secret, at least 16 characters, the same on all nodes. `p3 run` makes one for each job, "
+        "unless it is set; prefer `P3_SECRET_FILE`.",
         secret=True,
     )
     secret_file: Optional[str] = _setting(
         "P3_SECRET_FILE", None, _command,
         "File that holds the secret, readable by its owner alone, or as Kubernetes and Docker mount it. Set it with "
-        "launchers other than `p3 run`.",
+        "launchers other than `p3 run`, and where processes [join](reliability.md#joining) from other hosts.",
     )
     tls: bool = _setting(
         "P3_TLS", False, _flag,
@@ -397,6 +397,10 @@ class Settings:
         return min(1.0, self.timeout_s / 10)
 
     @property
+    def _said_by(self) -> str:
+        return "%s: " % self.role if self.role else ""
+
+    @property
     def outlives_workers(self) -> bool:
         return self.on_worker_loss == "continue"
 
@@ -407,7 +411,10 @@ class Settings:
     def require_heir(self, num_servers: int) -> None:
         """ConfigError if a job of so many servers cannot do without one, as it is to."""
         if self.outlives_servers and num_servers < 2:
-            raise ConfigError("--on-server-loss continue needs another server that can take over: -s 2")
+            raise ConfigError(
+                "--on-server-loss continue (P3_ON_SERVER_LOSS) needs another server that can take over: p3 run -s 2. "
+                "Other launchers start one server on each machine, so there have to be two machines"
+            )
 
     @property
     def joins(self) -> bool:
@@ -430,9 +437,9 @@ class Settings:
         missing = [variable_of(name) for name in names if getattr(self, name) is None]
         if missing:
             raise ConfigError(
-                "%s: %s not set. Start the job with `p3 run`, or set DMLC_ROLE, DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT, "
+                "%s%s not set. Start the job with `p3 run`, or set DMLC_ROLE, DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT, "
                 "DMLC_NUM_WORKER and DMLC_NUM_SERVER for every process."
-                % (self.role or "p3", ", ".join(missing) + (" is" if len(missing) == 1 else " are"))
+                % (self._said_by, ", ".join(missing) + (" is" if len(missing) == 1 else " are"))
             )
         if self.joins:  # the scheduler knows how many there may be
             if self.role == "server" and not self.outlives_servers:
@@ -466,9 +473,9 @@ class Settings:
             return self.secret.encode("utf-8", "surrogateescape")
         if self.secret_file is None:
             raise ConfigError(
-                "%s: the job has no secret: set P3_SECRET or P3_SECRET_FILE to the same value on every node "
+                "%sthe job has no secret: set P3_SECRET or P3_SECRET_FILE to the same value on every node "
                 "(at least %d characters), or start the job with `p3 run`, which makes one."
-                % (self.role or "p3", MIN_SECRET_CHARACTERS)
+                % (self._said_by, MIN_SECRET_CHARACTERS)
             )
         secret = secret_file.read(self.secret_file)
         if len(secret) < MIN_SECRET_CHARACTERS:

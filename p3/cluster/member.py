@@ -142,6 +142,8 @@ class Member:
 
     async def _reach(self) -> Tuple[socket.socket, auth.Connector]:
         patience_s = self._settings.rendezvous_timeout_s
+        if self._settings.joins:
+            patience_s = min(patience_s, self._settings.join_s)
         return await _connect_to_scheduler(self._settings, self._secret, auth.CONTROL, patience_s)
 
     async def _join_through(self, sock: socket.socket, proved: auth.Connector) -> None:

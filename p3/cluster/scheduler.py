@@ -647,7 +647,7 @@ class Scheduler:
 
     def _say_departed(self, node: Node, text: str) -> None:
         if not self._is_replaying:
-            log.warning("%s The others go on without it.", text)
+            log.warning("%s The others go on without it.", text if text.endswith(".") else text + ".")
         self._report({"state": "departed", "rank": node.rank})
 
     # Going on without a server

@@ -101,7 +101,7 @@ class Hosts(Engine):
         except ConfigError:
             logins.release()
             raise
-        child.stdin.write(secret.encode() + b"\n")  # stays open: its end ends the remote process
+        child.stdin.write(os.fsencode(secret) + b"\n")  # stays open: its end ends the remote process
         process = Child(child, ended)
         process.prove_life(min(_LIFE_SIGN_S, self._settings.wait_timeout_s / _LIFE_SIGNS))
         process.stderr = AfterLogin(child.stderr, logins.release)

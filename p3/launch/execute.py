@@ -105,7 +105,7 @@ def supervise(command: List[str], silence_s: Optional[float] = None) -> int:
     PATH: so that `python` is the Python that runs P3, its folder comes first.
     """
     pipe = open(0, "rb", buffering=0, closefd=False)  # unbuffered: a buffer's lock would be held at our end
-    secret = pipe.readline().strip().decode("ascii", "replace")
+    secret = os.fsdecode(pipe.readline().strip())
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
     child = subprocess.Popen(
         command,

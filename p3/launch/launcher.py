@@ -48,6 +48,17 @@ _PATIENCE_S = 864000  # of a process that joins: `p3 run` ends it with the job
 _TIMED_OUT = 124  # exit code, as timeout(1) has it
 
 
+def _secret_of(settings: Settings) -> str:
+    """The user's, or a new one. ConfigError if that cannot serve."""
+    if settings.secret is None and settings.secret_file is None:
+        return secrets.token_hex(32)
+    secret = os.fsdecode(settings.job_secret())
+    if secret.strip() != secret or "\n" in secret:
+        raise ConfigError("p3 run: the secret has a line break in it, or white space around it, and other hosts get it "
+                          "as a line: set another P3_SECRET or P3_SECRET_FILE")  # fmt: skip
+    return secret
+
+
 class Launcher:
     def __init__(
         self, settings: Settings, engine: Engine, num_workers: int, num_servers: int, worker_restarts: int = 0,
@@ -64,7 +75,7 @@ class Launcher:
         self._noted: Optional[asyncio.Future] = None  # of who waits for the scheduler to report anything
         self._schedulers: Optional[Schedulers] = None
         self._telling: Optional[Telling] = None  # of the job while it runs
-        self._secret = secrets.token_hex(32)
+        self._secret = _secret_of(settings)
         self._output = Output()
         self._running: List[Running] = []
         self._to_read_out: List[Running] = []  # with those that others have replaced
@@ -355,8 +366,9 @@ class Launcher:
             budget = self._budgets[task.place]
             pause_s = budget.pause_s(self._pause_s)
             when = "in %g s" % pause_s if pause_s else "now"
+            more = "%d more restart%s" % (budget.left, "" if budget.left == 1 else "s")
             self._say("%s; the job goes on without it, and another one is started %s, to join at the workers' next "
-                      "members(round) (%d more restarts allowed)" % (ended.obituary(), when, budget.left))  # fmt: skip
+                      "members(round) (%s allowed)" % (ended.obituary(), when, more))  # fmt: skip
             self._waiting.add(asyncio.current_task())
             try:
                 with contextlib.suppress(asyncio.TimeoutError):

@@ -49,7 +49,7 @@ def run(
     budget, cooling = Budget(restarts), Cooling(_HOSTS_PAUSE * pause_s)
     began_before = False
     while True:
-        # With a secret and a port of its own.
+        # With a port of its own, and a secret, unless the user has set them.
         launcher = Launcher(
             settings, make_engine(), num_workers, num_servers, worker_restarts, began_before, grace_s, pause_s, rejoins
         )

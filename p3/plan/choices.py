@@ -85,7 +85,7 @@ VECTOR = Choice("a key of one dimension", "a bias, a scale")
 
 SNAPSHOTS = Choice("snapshots", "`P3_SNAPSHOT_DIR`", "P3_SNAPSHOT_DIR is set")
 LEAVING = Choice("going on without lost workers", "`P3_ON_WORKER_LOSS=continue`", "P3_ON_WORKER_LOSS=continue is set")
-GROWING = Choice("more workers than at the start", "`P3_MAX_WORKERS`, `p3 run --max-workers`")
+ENTERING = Choice("processes that join", "`p3 join`, `p3 run --rejoin`, `P3_MAX_WORKERS`")
 HEIRS = Choice("going on without lost servers", "`P3_ON_SERVER_LOSS=continue`", "P3_ON_SERVER_LOSS=continue is set")
 REPLICAS = Choice("an optimizer of the servers where they may be lost",
                   "`P3_ON_SERVER_LOSS=continue`; each worker updates", "P3_ON_SERVER_LOSS=continue is set")  # fmt: skip

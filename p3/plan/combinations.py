@@ -13,7 +13,7 @@ from typing import Iterator, NamedTuple, Optional, Tuple
 
 from p3.plan.choices import (
     ADDED_UP, AGGREGATION, AVERAGE, AWAITED, BY_MODULE, BY_SERVERS, BY_STEPS, BY_WORKERS, CHECK, CLIPPED, CLIPPING,
-    CLOSURE, Choice, DENSE, DGC, ENCODED, ENCODED_BACK, FACTORS, GPU, GRADIENTS, GROWING, HEIRS, INDEPENDENT, JOIN,
+    CLOSURE, Choice, DENSE, DGC, ENCODED, ENCODED_BACK, ENTERING, FACTORS, GPU, GRADIENTS, HEIRS, INDEPENDENT, JOIN,
     JOINT, LATE_SCALER, LEAVING, LEFT_OUT, LOCAL_STEPS, LOW_RANK, MEAN, MOVING, MXNET, NAMED_SCALER, NORM, NOT_FLOAT32,
     NO_RULE, OTHER_RULE, PLAIN, PLANNED, QUORUM, RECUT, REPLICAS, RESIDUAL, RESIDUAL_BACK, ROWS,
     SCALER, SGD, SHOWN_MEANS, SITES, SNAPSHOTS, STALE, STATE_FILES, STEPS_TAKEN, TRAINERS, UNAWAITED,
@@ -166,9 +166,9 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
               "Leave P3_LOCAL_AGGREGATION unset"),
     Exclusion(LEAVING, (MOVING,), "rows that move would be lost with a worker",
               "Set P3_PARTITIONS, before the key is declared; or unset P3_ON_WORKER_LOSS"),
-    _gives_way(GROWING, (LOCAL_STEPS, BY_MODULE, REPLICAS),
+    _gives_way(ENTERING, (LOCAL_STEPS, BY_MODULE, REPLICAS),
                "what a worker has of its own there, nobody hands on to one that joins",
-               "Nobody joins, and the places of further workers stay empty, which the log says"),
+               "Nobody can join, and the places of lost and further workers stay empty, which the log says"),
     Exclusion(HEIRS, (STALE, DGC), "the servers keep the values that they update, which would be lost with one",
               "Train in common rounds, without dgc: then the servers only sum, and each worker updates. Or unset "
               "P3_ON_SERVER_LOSS"),

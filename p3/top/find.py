@@ -13,6 +13,7 @@ from p3.settings import Settings
 
 _OF_A_NODE = {"DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"}
 _SECRETS = {"P3_SECRET", "P3_SECRET_FILE"}
+_SHOWN_CHARACTERS = 80  # of a command
 _LOSSES = {"P3_ON_WORKER_LOSS", "P3_ON_SERVER_LOSS"}  # which who joins must have, too
 
 
@@ -35,7 +36,7 @@ def settings_of(settings: Settings, pid: Optional[int], command: str = "p3 top")
         settings.require("root_host", "root_port")
         settings.job_secret()
         return settings
-    found = {_job(one): one for one in _environments(_is_ours)}
+    found = {_job(one): one for one in sorted(_environments(_is_ours), key=lambda one: one["DMLC_ROLE"])}
     if len(found) == 1:
         return _of(next(iter(found.values())))
     if not found:
@@ -43,8 +44,19 @@ def settings_of(settings: Settings, pid: Optional[int], command: str = "p3 top")
             "%s: no job of this user runs on this host. On another one set DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT and "
             "P3_SECRET or P3_SECRET_FILE, as for its nodes" % command
         )
-    listed = ", ".join("--pid %s" % one["pid"] for one in found.values())
-    raise ConfigError("%s: %d jobs run on this host; name a process of one: %s" % (command, len(found), listed))
+    listed = "; ".join(map(_shown, found.values()))
+    raise ConfigError("%s: %d jobs run on this host; name a process of one, or its p3 run: %s"
+                      % (command, len(found), listed))  # fmt: skip
+
+
+def _shown(env: Mapping[str, str]) -> str:
+    """A process of a job, of whose processes it is a worker if there is one here."""
+    words, where = "", ""
+    with contextlib.suppress(OSError):  # it has ended
+        with open("/proc/%s/cmdline" % env["pid"], "rb") as file:
+            words = " ".join(os.fsdecode(file.read()).split("\0")).strip()
+        where = os.readlink("/proc/%s/cwd" % env["pid"])
+    return "--pid %s (%s, in %s)" % (env["pid"], words[:_SHOWN_CHARACTERS], where)
 
 
 def _of(env: Dict[str, str]) -> Settings:

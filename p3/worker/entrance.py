@@ -46,7 +46,6 @@ class Entrance:
         self.is_on_trial = link.entered is not None
         self.members: Tuple[int, ...] = tuple(range(session.num_workers))  # as all have agreed on last
         self.given: Any = None  # by the first worker, as agree() has it; of a process that has entered
-        self._has_room = link.places > link.num_workers  # for more than the job has begun with
         self._problem = ""  # why nobody can enter this job
         self._has_resumed = False
         self._inited: Set[int] = set()  # handles of keys, while it is on trial
@@ -57,8 +56,8 @@ class Entrance:
         """Nobody can enter a job whose workers have that, as `what` says. ValueError if this process has."""
         if self.barrier:
             raise ValueError("%s: this process has joined a running job, and %s cannot" % (self._session.label, what))
-        if not self._problem and self._has_room and self._session.is_first:
-            log.warning("%s: %s", self._session.label, combinations.yielding(choices.GROWING, choice))
+        if not self._problem and self._session.goes_on_without and self._session.is_first:
+            log.warning("%s: %s", self._session.label, combinations.yielding(choices.ENTERING, choice))
         self._problem = self._problem or "its workers have %s" % what
 
     def note_resumed(self) -> None:

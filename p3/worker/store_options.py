@@ -125,7 +125,9 @@ class StoreOptions:
         session = self._session
         if not session.keys.have_replicas(store):
             return
-        session.entrance.exclude(choices.REPLICAS, "optimizers of their own, whose states nobody hands on")
+        session.entrance.exclude(choices.REPLICAS, "states of the store's optimizer, which nobody hands on to "
+                                 "one that joins, as P3_ON_SERVER_LOSS=continue is set. Let the workers update, as "
+                                 "gluon.Trainer(update_on_kvstore=False) does")
         if session.is_first:
             log.info("%s: store %d: each worker updates by %s itself, as P3_ON_SERVER_LOSS=continue is set",
                      session.label, store, self.agreed(store, "optimizer")["name"])  # fmt: skip

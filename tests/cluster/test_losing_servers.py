@@ -146,7 +146,7 @@ def test_the_last_one_is_needed(tmp_path, processes):
 
 def test_one_server_has_no_heir(tmp_path, processes):
     ended = run(tmp_path, processes, *CONTINUE, servers=1)
-    assert ended.code != 0 and "--on-server-loss continue needs another server" in ended.err, ended
+    assert ended.code != 0 and "needs another server that can take over" in ended.err, ended
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -274,4 +274,4 @@ def test_a_successor_reports_each_of_several_servers_that_are_lost():
 def test_one_server_has_no_heir_whoever_starts_the_scheduler(capsys):
     settings = replace(SETTINGS, root_port=1, num_servers=1, max_workers=None, rendezvous_timeout_s=0.5)
     assert scheduler.main(settings) == 1
-    assert "p3: --on-server-loss continue needs another server that can take over" in capsys.readouterr().err
+    assert "needs another server that can take over: p3 run -s 2" in capsys.readouterr().err

@@ -174,3 +174,62 @@ def test_a_node_without_the_setting_is_an_error_by_name(make_cluster):
     nodes.append(cluster.start("worker", TRAIN, P3_ON_WORKER_LOSS="continue"))
     text = "has P3_MAX_WORKERS=unset, but scheduler (127.0.0.1) has P3_MAX_WORKERS=2: they must be the same"
     assert_every_process_says(all_ended(nodes), text)
+
+
+LARGE = """
+import os, signal, sys, threading, time
+import numpy as np, p3
+
+def die_behind(core, count):
+    sent = lambda: sum(one["bytes_sent"] for one in (core.counters(), core.counters()["local"]))
+    before = sent()
+    while sent() < before + count:
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+large = np.random.RandomState(1).randint(0, 256, 70 << 20, np.uint8)  # several pieces, two at a time
+with p3.Session.open() as session:
+    first, state = session.resume()
+    key, landing = session.declare("w", (3,), "float32"), np.zeros(3, np.float32)
+    session.init(key, landing.copy() if session.is_first else None, landing).wait(30)
+    assert first == 0 or np.array_equal(state["large"], large)
+    for mark in range(first, 3):
+        if "P3_JOIN" not in os.environ:
+            sys.stdout.write("worker %d waits for go-%d\\n" % (session.rank, mark))
+            sys.stdout.flush()
+            while not os.path.exists("go-%d" % mark):
+                time.sleep(0.01)
+            if mark == 1 and session.rank == 0 and os.environ["P3S_DIES"]:
+                dies = (session.core, int(os.environ["P3S_DIES"]))
+                threading.Thread(target=die_behind, args=dies, daemon=True).start()
+        members = session.agree_on_members(mark, {"large": large})
+    session.wait([session.pushpull(key, np.ones(3, np.float32), landing)])
+    print("worker %d of %s has %g" % (session.rank, list(members), landing[0]), flush=True)
+"""
+
+
+@pytest.mark.parametrize("dies", ["", "50000000"])
+def test_what_is_given_may_be_large_and_who_gives_it_may_die_over_that(tmp_path, processes, dies):
+    (tmp_path / "large.py").write_text(LARGE)
+    command = [sys.executable, "large.py"]
+    options = ["-n", "2", "-s", "2", "--on-worker-loss", "continue", "--max-workers", "3"]
+    run = p3(tmp_path, processes, "run", *options, *command, P3S_DIES=dies)
+    (tmp_path / "go-0").touch()
+
+    def come():
+        joining = p3(tmp_path, processes, "join", "--pid", str(run.popen.pid), *command)
+        run.read_until("waits to join the job")
+        return joining
+
+    run.read_until("waits for go-1", times=2)
+    joining = come()
+    (tmp_path / "go-1").touch()
+    if dies:
+        ended = joining.wait(60)
+        assert ended.code == 1 and "worker 0 was lost while it gave this process" in ended.err, ended
+        joining = come()
+    (tmp_path / "go-2").touch()
+    ended, came = run.wait(60), joining.wait(60)
+    assert (ended.code, came.code) == (0, 0), (ended, came)
+    (said,) = set(re.findall(r"worker \d of (\[.*?\]) has (\d)", ended.out + came.out))
+    assert said == (("[0, 1]", "2") if dies else ("[0, 1, 2]", "3")), (ended, came)  # it takes the place of rank 0

@@ -10,7 +10,7 @@ import sys
 import pytest
 from joined_jobs import MANY, command, join, p3, require_right, start, worker
 from launched_jobs import kill_scheduler
-from processes import write_script
+from processes import SECRET, write_script
 
 @pytest.mark.parametrize("env", [{}, {"P3_TLS": "1"}, {"P3_SERVER_THREADS": "2", "P3_LOCAL": "tcp"}])
 def test_two_join_at_once_and_the_weights_are_those_of_means_over_who_is_there(tmp_path, processes, env):
@@ -389,9 +389,37 @@ def test_what_is_wrong_with_a_call_of_p3_join_it_says(tmp_path, processes, optio
     assert ended.code == 1 and why in ended.err, ended
 
 
+def test_p3_join_waits_for_a_scheduler_no_longer_than_it_is_told_to(tmp_path, processes):
+    options = ["--at", "127.0.0.1:1", "--server", "--wait", "1"]
+    ended = p3(tmp_path, processes, "join", *options, P3_SECRET=SECRET).wait(30)
+    assert ended.code == 1 and "no scheduler at 127.0.0.1:1 for 1 s" in ended.err, ended
+
+
+def test_one_joins_by_address_with_the_secret_that_p3_run_was_given(tmp_path, processes):
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET + "\n")
+    secret.chmod(0o600)
+    run = start(tmp_path, processes, 2, [(1, 3)], [10], P3_SECRET_FILE=str(secret))
+    said = run.read_until("The others go on without it", "waits for go-10")
+    with open("/proc/%d/environ" % worker(run, 0), "rb") as file:
+        env = dict(entry.decode().partition("=")[::2] for entry in file.read().split(b"\0") if entry)
+    assert env["P3_SECRET"] == SECRET and "P3_SECRET_FILE" not in env
+    at = "%(DMLC_PS_ROOT_URI)s:%(DMLC_PS_ROOT_PORT)s" % env
+    joining = p3(tmp_path, processes, "join", "--at", at, *command(tmp_path), P3_SECRET_FILE=str(secret))
+    said += run.read_until("waits to join the job")
+    (tmp_path / "go-10").touch()
+    ended, came = run.wait(100), joining.wait(30)
+    assert (ended.code, came.code) == (0, 0), (ended, came)
+    require_right(tmp_path, said + ended.out + came.out, lambda step: [0] if 3 <= step < 10 else [0, 1], 2)
+
+
 def test_p3_run_starts_others_only_where_the_job_goes_on(tmp_path, processes):
-    ended = p3(tmp_path, processes, "run", "-n", "1", "--rejoin", "true").wait(20)
-    assert ended.code == 1 and "add --on-worker-loss continue or --on-server-loss continue" in ended.err, ended
+    for options, why in (
+        (["--rejoin"], "add --on-worker-loss continue or --on-server-loss continue"),
+        (["--worker-restarts", "2"], "is for lost workers and servers that start again: add --rejoin"),
+    ):
+        ended = p3(tmp_path, processes, "run", "-n", "1", *options, "true").wait(20)
+        assert ended.code == 1 and why in ended.err, ended
 
 
 def test_whoever_has_lost_workers_replaced_while_others_wait_is_told_what_to_use(tmp_path, processes):

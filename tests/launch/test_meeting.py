@@ -44,6 +44,13 @@ def test_a_secret_that_is_given_is_not_written_down(folder):
     assert len(channel(folder).read(1).split()) == 2
 
 
+def test_a_job_of_one_server_that_is_to_outlive_it_does_not_begin(folder):
+    for rank in (0, 1):
+        with pytest.raises(ConfigError, match="one server on each machine, so there have to be two machines"):
+            alone = place(rank, machines=1)
+            meeting.meet(Settings(on_server_loss="continue"), alone, FileChannel(folder, alone), "127.0.0.1")
+
+
 def test_a_channel_that_others_can_read_gets_no_secret(folder):
     public = channel(folder)
     public.private = False

@@ -209,6 +209,11 @@ def test_the_environment_of_a_worker(run_job):
     ]
 
 
+def test_a_secret_that_is_no_line_is_refused(run_job):
+    finished = run_job("pass", env={"P3_SECRET": "a secret\nof several lines"})
+    assert finished.code == 1 and "the secret has a line break in it" in finished.err, finished
+
+
 def test_no_command_line_holds_the_secret(start_job):
     process = start_job(JOIN + "    print(os.environ['P3_SECRET']); session.barrier(); time.sleep(60)")
     secret = process.read_line().split()[-1]

@@ -204,5 +204,5 @@ def test_nobody_joins_where_workers_have_weights_of_their_own(tmp_path, processe
     (tmp_path / "go").touch()
     ended, came = run.wait(60), joining.wait(60)
     assert ended.code == 0 and ended.out.count("(0, 2)") == 2, ended
-    assert (said + ended.err).count("more workers than at the start and local steps exclude each other") == 1, ended
+    assert (said + ended.err).count("processes that join and local steps exclude each other") == 1, ended
     assert came.code == 1 and "nobody can join this job: its workers have LocalSteps" in came.err, came

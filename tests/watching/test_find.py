@@ -44,8 +44,10 @@ def test_the_only_job_of_a_user_is_meant(nodes):
 
 def test_of_several_jobs_a_process_must_be_named(nodes):
     first, second = nodes(7001, 7002)
-    with pytest.raises(ConfigError, match="2 jobs run on this host.*--pid %d, --pid %d" % (first.pid, second.pid)):
+    listed = "2 jobs run on this host.*--pid %d .*; --pid %d " % (first.pid, second.pid)
+    with pytest.raises(ConfigError, match=listed) as refused:
         find.settings_of(Settings(), None)
+    assert str(refused.value).count(", in %s)" % os.getcwd()) == 2
     assert find.settings_of(Settings(), second.pid).root_port == 7002
 
 

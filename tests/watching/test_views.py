@@ -40,6 +40,17 @@ def test_a_process_that_took_anothers_place_has_no_negative_rate():
     assert history.over(5).per_s("bytes") == 0
 
 
+def test_two_rounds_that_are_heard_of_at_once_make_no_pace():
+    """As of a process that comes back to another scheduler: by a heartbeat, and by its report."""
+    pace = Pace()
+    for now, round in ((0.0, 38), (0.001, 39)):
+        pace.note(now, round)
+    assert pace.per_s(0.1, 10) == 0
+    for now, round in ((1.0, 40), (2.0, 41)):
+        pace.note(now, round)
+    assert pace.per_s(2.0, 10) == pytest.approx(1.5)
+
+
 def test_a_pace_of_slow_steps_is_exact_wherever_one_looks():
     pace = Pace()
     for round in range(30):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Iterable, List, Mapping, Tuple
 
 LONGEST_S = 60.0  # as far back as anybody looks
+_LEAST_S = 0.5  # from which a pace is told: the first two rounds that are heard of may come at once
 _STEP_S = 4.0  # between two moments that are kept: so there are few of them, however often somebody asks
 
 Totals = Mapping[str, float]
@@ -64,7 +65,7 @@ class Pace:
         moments = self._moments
         if moments and round <= moments[-1][1]:
             return
-        if len(moments) > 1 and moments[-1][0] - moments[-2][0] < _STEP_S / 8:
+        if len(moments) > 1 and moments[-1][0] - moments[-2][0] < _LEAST_S:
             moments.pop()
         moments.append((now, round))
         while len(moments) > 2 and moments[1][0] <= now - LONGEST_S:
@@ -76,7 +77,8 @@ class Pace:
         end = self._moments[-1]
         begins = [one for one in self._moments if one[0] <= now - span_s]
         begin = begins[-1] if begins else self._moments[0]
-        return (end[1] - begin[1]) / (end[0] - begin[0]) if end[0] > begin[0] else 0.0
+        seconds = end[0] - begin[0]
+        return (end[1] - begin[1]) / seconds if seconds >= _LEAST_S else 0.0
 
 
 def median(values: Iterable[float]) -> float:

@@ -23,7 +23,8 @@ def add_parser(commands) -> None:
         "DMLC_PS_ROOT_PORT and P3_SECRET or P3_SECRET_FILE name, or this user's job on this host.",
     )
     join.add_argument("--at", metavar="HOST:PORT", help="the job's scheduler; default: as above")
-    join.add_argument("--pid", type=find.process_number, metavar="PID", help="the job of this process on this host")
+    of_pid = "the job of this process, or of this p3 run, on this host"
+    join.add_argument("--pid", type=find.process_number, metavar="PID", help=of_pid)
     join.add_argument(
         "--wait", type=timeout, default=3600.0, metavar="S", help="wait at most S seconds to be let in (default 3600)"
     )

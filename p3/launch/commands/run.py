@@ -88,7 +88,6 @@ def add_parser(commands) -> None:
     run.add_argument(
         "--worker-restarts",
         type=count,
-        default=3,
         metavar="K",
         help="with --rejoin: restart each worker, or server, at most K times (default 3)",
     )
@@ -136,6 +135,8 @@ def _run(options, settings: Settings, command: List[str]) -> int:
             "--rejoin is for jobs that go on without a lost worker or server: add --on-worker-loss continue or "
             "--on-server-loss continue"
         )
+    if options.worker_restarts is not None and not options.rejoin:
+        raise ConfigError("--worker-restarts is for lost workers and servers that start again: add --rejoin")
     return run_job(
         settings,
         _engine_of(options, settings),
@@ -144,7 +145,7 @@ def _run(options, settings: Settings, command: List[str]) -> int:
         command,
         options.timeout,
         options.restarts,
-        options.worker_restarts if options.rejoin else 0,
+        (3 if options.worker_restarts is None else options.worker_restarts) if options.rejoin else 0,
         bounds if options.restarts else None,
         lambda: _hosts_of(options),
         options.grace,

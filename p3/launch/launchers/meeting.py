@@ -71,7 +71,9 @@ def _channel(settings: Settings, place: Place, folder: str, env: Mapping[str, st
 
 
 def meet(settings: Settings, place: Place, channel: Channel, address: str) -> Met:
-    """Blocks until rank 0 has said where it is. `address`: rank 0's, as the others reach it."""
+    """Blocks until rank 0 has said where it is. `address`: rank 0's, as the others reach it. ConfigError if the job
+    cannot be as it was asked for."""
+    settings.require_heir(place.machines)
     job = {"DMLC_NUM_WORKER": str(place.size), "DMLC_NUM_SERVER": str(place.machines)}
     if place.rank > 0:
         return Met({**job, **_parsed(channel.read(settings.rendezvous_timeout_s))}, None)

@@ -192,7 +192,8 @@ class _Supervisor:
         """The only one that asks the kernel, so that nobody's end is seen and not judged."""
         if self._worker_lives() and self._worker.poll():
             died = "%s ended with %s" % (self._label, how_ended(self._worker.returncode))
-            if self._outlives_workers and self._worker.returncode < 0:  # the scheduler judges whether the others can
+            # Of one that goes on the scheduler judges whether the others can.
+            if self._outlives_workers and self._worker.returncode < 0 and self._failure is None:
                 _say("%s; the job goes on without it" % died)
             else:
                 self._fail(died, self._worker.returncode)
@@ -204,7 +205,7 @@ class _Supervisor:
             elif process.poll() and role == "server" and self._outlives_servers:
                 # Or the scheduler fails the job, as the worker hears.
                 died = "the server of %s ended with %s; the job goes on without it"
-                if process.returncode < 0:  # else it has printed itself what became of it
+                if process.returncode < 0 and self._failure is None:  # else it has printed itself what became of it
                     _say(died % (self._label, how_ended(process.returncode)))
                 del self._nodes[number]
             elif process.poll():

@@ -20,7 +20,7 @@ the others' turn. Ways:
 
 Given are the steps of single workers that stand at the end, a second, and their share of those of `undisturbed`; the
 seconds of a step; how often the job started again from what it had saved; and the pauses: by how much the longest step
-from one death to the next exceeds the median step, and by how much each step does at which others joined. `--calm` lets
+from one death to the next exceeds the median step; where others join, mostly the one at which they do. `--calm` lets
 `undisturbed` take fewer steps. `--plot` draws throughput over time, and each death by its kind, in an SVG or PNG. Close
 other programs first.
 """
@@ -109,8 +109,8 @@ def _table(stories: Sequence[Story], options) -> List[str]:
             story.way, len(story.deaths), story.rate, 100 * story.rate / reference.rate, story.step_s, story.restarts,
             _paused(story.pauses()),
         ))  # fmt: skip
-        told = [*((role, story.pauses(role)) for role in options.kill), ("joins", story.joins())]
-        lines += ["  %-11s %7d %60s" % (what, len(pauses), _paused(pauses)) for what, pauses in told if pauses]
+        by_role = [(role, story.pauses(role)) for role in options.kill]
+        lines += ["  %-11s %7d %60s" % (role, len(pauses), _paused(pauses)) for role, pauses in by_role if pauses]
     return lines
 
 

@@ -91,15 +91,6 @@ class Story(NamedTuple):
             found.append(max(0.0, max(gaps, default=0.0) - self.step_s))
         return found
 
-    def joins(self) -> List[float]:
-        """By how much each step at which others joined, and which waited for them, exceeds the median."""
-        steps = self._firsts()
-        return [
-            max(0.0, after.at - before.at - self.step_s)
-            for before, after in zip(steps, steps[1:])
-            if after.step == before.step + 1 and after.present > before.present
-        ]
-
     def _ends(self) -> List[float]:
         return [one.at for one in self._firsts()]
 

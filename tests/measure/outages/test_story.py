@@ -49,14 +49,6 @@ def test_pauses_are_told_by_who_died():
     assert [story.pauses(role) for role in ("server", "scheduler")] == [pytest.approx([0.5]), pytest.approx([0.0])]
 
 
-def test_a_join_takes_as_long_as_its_step_exceeds_the_others():
-    one = (0,)
-    rows = [(0.0, 0, ALL), (1.0, 1, ALL), (2.0, 2, one), (3.0, 3, one), (6.5, 4, ALL), (7.5, 5, ALL), (8.5, 6, ALL)]
-    assert Story("continue", 2, lines(*rows), [(1.2, "worker 1")]).joins() == [pytest.approx(2.5)]
-    again = [*rows[:4], (20.0, 0, ALL), (21.0, 1, ALL), (22.0, 2, ALL)]  # a job that started again
-    assert Story("restarts", 2, lines(*again), []).joins() == []
-
-
 def test_processes_that_start_do_not_count():
     rows = [(0.0, 0, (0,)), (7.0, 0, (1,)), (8.0, 1, ALL), (9.0, 2, ALL)]
     assert Story("torchft", 2, lines(*rows), []).begin == 7.0
