@@ -440,6 +440,9 @@ cdef class P3Worker:
             self.core.init(key, operation.source.buf, operation.landing.buf, priority, operation.completion[0])
         return self.keep(operation)
 
+    def hand_over(self, int key):
+        self.core.hand_over(key)
+
     def push(self, int key, gradient, landing not None, int32_t priority=0, scalars=NO_SCALARS, cbool gated=False,
              cbool more=False, tell=None):
         """`scalars`: lr, wd, rescale, updates, schedule (p3/optimizer.h, RoundScalars), and the values of the rule's

@@ -74,6 +74,7 @@ struct Header {
   uint32_t payload_bytes = 0;
   uint32_t crc32c = 0;     // checksum_of() a frame that has_checksum(), if the job wants them; else zero
   uint8_t part = 0;        // kFetch, kStore, kPart: which array of the slice; pushes, values: docs/protocol.md
+                           // kInit: 1: of a key that is handed over, see Worker::hand_over()
   uint8_t of_machine = 0;  // 1: pushes: the sum of all workers of the sender's machine; kValue, kChange, kRows: for all
   uint16_t contributors = 0;  // of_machine, pushes: how many of them had a gradient
   RoundScalars scalars{};     // kPush: what the optimizer needs of this round; kCapture: `updates`, see snapshot_of()

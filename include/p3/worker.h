@@ -127,6 +127,10 @@ class Worker {
   // Sets the value of a key of either kind to rank 0's, at first and whenever all workers call it again; `value` is
   // ignored (and may be null) on other ranks. It may be `landing` itself: each slice has left before it comes back.
   void init(int key, const void* value, void* landing, int32_t priority, Done done);
+  // Before the key's only operation, which is an init, by all who call that: the value is for them alone. Other workers
+  // may never call it. If the first worker is lost before it has given the value, the job goes on, and who asks for it
+  // waits in vain; if it is lost later, nobody misses it. Of a dense key.
+  void hand_over(int key);
   // The key's next round: gradient out, new value (or sum) in. One round of a key at a time; further ones queue.
   // The two arrays may be one: each slice has left before its new value comes. `more`: other calls follow soon, so the
   // sender is not woken for a small gradient alone; flush() before waiting. Of a key with deep gradient compression, or with

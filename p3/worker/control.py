@@ -46,8 +46,12 @@ class Control:
         """Messages of that kind are passed to `handler`, with the lock held; what it returns is called without."""
         self._handlers[kind] = handler
 
-    def wait(self, operations: Sequence[Any], what: str = "for an operation to complete") -> None:
-        """Until all are done; TimeoutError that says `what` was waited for, if nothing moves for P3_WAIT_TIMEOUT_S."""
+    def wait(
+        self, operations: Sequence[Any], what: str = "for an operation to complete",
+        unless: Callable[[], bool] = lambda: False,
+    ) -> bool:  # fmt: skip
+        """Until all are done; TimeoutError that says `what` was waited for, if nothing moves for P3_WAIT_TIMEOUT_S.
+        False once `unless`, which is looked at now and then, says that they never will be."""
         patience = Patience(self)
         for operation in operations:
             while True:
@@ -55,6 +59,8 @@ class Control:
                     operation.wait(patience.look_s)
                     break
                 except TimeoutError:
+                    if unless():
+                        return False
                     deadline = patience.deadline
                     left_s = patience.left_s()
                     if patience.deadline > deadline:
@@ -63,6 +69,7 @@ class Control:
                         raise TimeoutError(
                             "%s: waited %g s %s" % (self.label, self.wait_timeout_s, what)
                         ) from None
+        return True
 
     def wait_until(self, condition: Callable[[], bool], what: Union[str, Callable[[], str]]) -> None:
         """Until messages have made it true; TimeoutError that says `what` was waited for, if nothing moves for

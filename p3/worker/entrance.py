@@ -23,7 +23,6 @@ from p3._core import P3Error
 from p3.plan import choices, combinations
 from p3.plan.choices import Choice
 from p3.snapshots import tree
-from p3.worker import streams
 from p3.worker.control import Patience
 from p3.worker.links.link import Link
 
@@ -32,6 +31,9 @@ log = logging.getLogger("p3")
 # The store whose keys bring what the first worker gives: beyond all that scripts make, so the same on one that does not
 # know yet how many there are.
 _STORE = 1 << 30
+# Of what is given to who joins: of one piece, and how many are under way at once.
+_PIECE_BYTES, _PIECES = 16 << 20, 4
+_WHAT = "for worker %d to give what who joins the job lacks"
 _LOOK_S = 0.001
 
 
@@ -168,26 +170,46 @@ class Entrance:
     def _share(self, giver: int, content: Optional[np.ndarray]) -> np.ndarray:
         """That of worker `giver`, who is the first; None: of another one."""
         session = self._session
-        about = session.declare("about", (3,), "int64", _STORE)
-        told = np.zeros(3, np.int64)
-        own = None if content is None else _about(len(content), zlib.crc32(content))
-        session.wait([session.init(about, own, told)], "for worker %d to give what who joins the job lacks" % giver)
-        length, checksum, _ = told.tolist()
-        if not np.array_equal(told, _about(length, checksum)):
+        about = session.declare("about", (4,), "int64", _STORE)
+        told = np.zeros(4, np.int64)
+        own = None if content is None else _about(giver, len(content), zlib.crc32(content))
+        session.wait([session.init(about, own, told)], _WHAT % giver)
+        giver, length, checksum, _ = told.tolist()
+        if not np.array_equal(told, _about(giver, length, checksum)):
             length = 0  # the giver was lost before it had told any
-        array = np.zeros(length, np.uint8) if content is None else content
-        is_whole = length > 0 and streams.give(session, _STORE, length, giver, streams.Bytes(array))
         session.release(_STORE)
-        if self.is_on_trial and not (is_whole and zlib.crc32(array) == checksum):
+        if content is None:
+            content = np.zeros(length if self.is_on_trial else 0, np.uint8)
+        is_whole = length > 0 and self._hand_over(giver, length, content)
+        if self.is_on_trial and not (is_whole and zlib.crc32(content) == checksum):
             session.fail("worker %d was lost while it gave this process, which joins the job, what it lacks" % giver)
             session.check()
             raise P3Error("%s: it did not come whole" % session.label)
-        return array
+        return content
+
+    def _hand_over(self, giver: int, length: int, content: np.ndarray) -> bool:
+        """`content` of that worker, to those on trial; the others only know the keys, and get nothing. Some pieces at a
+        time, so that neither servers nor workers hold more. False on those on trial if the giver was lost."""
+        session = self._session
+        takes_part = self.is_on_trial or session.rank == giver
+        pieces = [slice(at, min(at + _PIECE_BYTES, length)) for at in range(0, length, _PIECE_BYTES)]
+        for at in range(0, len(pieces), _PIECES):
+            window, under_way = pieces[at : at + _PIECES], []
+            for number, piece in enumerate(window):
+                key = session.declare("piece %d" % number, (piece.stop - piece.start,), "uint8", _STORE)
+                if takes_part:
+                    array = content[piece]
+                    session.core.hand_over(key.handle)
+                    under_way.append(session.init(key, array if session.rank == giver else None, array))
+            if not session.wait(under_way, _WHAT % giver, unless=lambda: giver not in session.members):
+                return False
+            session.release(_STORE)
+        return True
 
 
-def _about(length: int, checksum: int) -> np.ndarray:
-    """Of the bytes that follow; and of these two numbers themselves."""
-    return np.array([length, checksum, zlib.crc32(b"%d %d" % (length, checksum))], np.int64)
+def _about(*numbers: int) -> np.ndarray:
+    """Of the bytes that follow; and of these numbers themselves."""
+    return np.array([*numbers, zlib.crc32(b"%d %d %d" % numbers)], np.int64)
 
 
 def _encoded(content: Any) -> np.ndarray:

@@ -26,24 +26,6 @@ class Stream(Protocol):
         """The array's, to these places."""
 
 
-class Bytes:
-    """A Stream over one array of uint8."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self._array, self._at = array, 0
-
-    def next(self, count: int) -> slice:
-        places = slice(self._at, min(self._at + count, len(self._array)))
-        self._at = places.stop
-        return places
-
-    def read(self, places: slice, array: np.ndarray) -> None:
-        array[: places.stop - places.start] = self._array[places]
-
-    def write(self, places: slice, array: np.ndarray) -> None:
-        self._array[places] = array[: places.stop - places.start]
-
-
 def give(session, store: int, total: int, giver: int, stream: Stream) -> bool:
     """On every worker at the same point: `total` bytes, which is more than 0, of worker `giver`. `store`: one that has
     no keys. Waits for them. False, on all workers, if the giver was lost meanwhile."""

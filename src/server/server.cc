@@ -221,9 +221,11 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     const bool pushes = is_push(header.kind);
     if (pushes && ends_round(header, task.payload.data()))
       note_lateness(worker, header, shard.turns.note_push(worker, header, Clock::now()));
-    else if (header.kind == FrameKind::kInit)
+    else if (header.kind == FrameKind::kInit) {
+      if (header.part != 0) shard.turns.hand_over();
       task.nth_init =
           shard.turns.note_init(worker, shard.published, static_cast<Encoding>(header.encoding) != Encoding::kAbsent);
+    }
     task.held_bytes = sizeof task + shard.answer_bytes(header) + task.payload.bytes();
     transport_.hold(van, task.held_bytes);
     queue(std::move(task));

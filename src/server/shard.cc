@@ -40,6 +40,7 @@ const char* Shard::problem_with(const Header& header, int worker) const {
   const bool is_firsts = kind == FrameKind::kCapture || (kind == frames_.store && !frames_.reach_value);
   if (kind != frames_.push && kind != FrameKind::kInit && kind != FrameKind::kCapture && !is_about_part)
     return "unexpected";
+  if (kind == FrameKind::kInit && header.part > 1) return "malformed";
   if (is_firsts && worker != key.first()) return "unexpected";
   const bool is_about_value = !is_about_part || (frames_.reach_value && header.part == 0);
   if (!is_about_value && !has_state(header.part)) return "of a state that its key's optimizer does not have";

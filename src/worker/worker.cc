@@ -181,6 +181,11 @@ void Worker::init(int key, const void* value, void* landing, int32_t priority, D
   impl_->submit(way.key, way.init(value, landing, priority, std::move(done)));
 }
 
+void Worker::hand_over(int handle) {
+  MutexLock lock(impl_->mutex_);
+  impl_->find(handle).is_handed_over = true;
+}
+
 void Worker::push(int key, const void* gradient, void* landing, int32_t priority, const RoundSettings& settings,
                   Done done, bool gated, bool more) {
   Way& way = impl_->way(key);

@@ -158,7 +158,7 @@ bool Turns::go_on_behind(int worker, uint64_t landed, uint32_t inits, uint64_t p
 // --- going on without a worker -------------------------------------------------------------------------------------
 
 std::optional<std::string> Turns::problem_of_dismissing(int worker) const {
-  if (worker != key_.first()) return {};
+  if (worker != key_.first() || is_handed_over_) return {};
   const uint32_t given = inits_[index_of(worker)];
   for (int other = 0; other < key_.machines->num_workers(); ++other) {
     if (is_dismissed(other) || inits_[index_of(other)] == given) continue;

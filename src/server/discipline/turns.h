@@ -35,6 +35,8 @@ class Turns {
   double note_push(int worker, const Header& push, Clock::time_point now);
   // An init is in, whole, with the value or without. Returns how many of this worker's are.
   uint32_t note_init(int worker, uint64_t published, bool has_value);
+  // The value is for those alone who ask for it: others may never do.
+  void hand_over() { is_handed_over_ = true; }
   // Whether any init with a value is in.
   bool has_value() const { return has_value_; }
 
@@ -109,6 +111,7 @@ class Turns {
   std::vector<uint64_t> next_round_;  // that each worker pushes next; 0: its first init is still to come
   std::vector<uint32_t> inits_;       // received from each worker
   bool has_value_ = false;
+  bool is_handed_over_ = false;
   std::vector<bool> behind_;        // by worker; empty: the shard was not inherited
   std::vector<bool> catches_up_;    // between enter() and take_request()
   std::vector<bool> is_dismissed_;  // by worker; empty: none ever was

@@ -402,6 +402,38 @@ TEST(OutlivingServer, DropsTheStateOfALoadedValueForTheNextFirstWorkersOwn) {
   EXPECT_EQ(job.receive_value(1), (std::vector<float>{1}));
 }
 
+// Of keys that are handed over: the others send nothing for them.
+void hand_over(Job& job, int worker, uint32_t key, const std::vector<float>& value = {}) {
+  Header header = Job::header(FrameKind::kInit, key, 0, 0, value.size());
+  header.part = 1;
+  if (value.empty()) header.encoding = static_cast<uint8_t>(Encoding::kAbsent);
+  job.workers[static_cast<size_t>(worker)].send(header, value.data());
+}
+
+TEST_P(OutlivingServer, GoesOnWithoutTheFirstWorkerWhichHandsValuesOver) {
+  Job job(3, outliving(GetParam()));
+  for (uint32_t key : {1u, 2u, 3u, 4u}) job.define(key, 1);
+  hand_over(job, 0, 1, {5});
+  hand_over(job, 2, 1);
+  for (int worker : {0, 2}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{5}));
+  hand_over(job, 2, 2);    // which it never gets
+  job.initialise(4, {3});  // behind that
+  job.server.dismiss_worker(0);
+  job.init(1, 3, 0, {1});
+  job.init(2, 3, 0);
+  for (int worker : {1, 2}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{1}));
+  EXPECT_FALSE(job.server.error());
+}
+
+TEST_P(OutlivingServer, FailsWithoutTheFirstWorkerIfOthersWaitForItsValue) {
+  Job job(3, outliving(GetParam()));
+  for (uint32_t key : {1u, 2u}) job.define(key, 1);
+  job.init(2, 1, 0);
+  job.initialise(2, {3});  // behind that
+  job.server.dismiss_worker(0);
+  EXPECT_NE(job.failure().find("others wait for its value of key"), std::string::npos);
+}
+
 // More than a socket holds: once it is written, the server has read the frame's beginning.
 void send_half_a_first_value(Job& job, size_t elements) {
   const Header header = Job::header(FrameKind::kInit, 1, 0, 0, elements);
