@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from joined_jobs import join, p3, require_right, start
-from launched_jobs import kill_scheduler
+from launched_jobs import kill_scheduler, node_of
 from node_jobs import all_ended, assert_every_process_says
 from plugin_jobs import SCRIPTS
 from processes import SECRET
@@ -180,12 +180,12 @@ LARGE = """
 import os, signal, sys, threading, time
 import numpy as np, p3
 
-def die_behind(core, count):
+def kill_behind(core, victim, count):
     sent = lambda: sum(one["bytes_sent"] for one in (core.counters(), core.counters()["local"]))
     before = sent()
     while sent() < before + count:
         time.sleep(0.001)
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(victim, signal.SIGKILL)
 
 large = np.random.RandomState(1).randint(0, 256, 70 << 20, np.uint8)  # more pieces than are under way at once
 with p3.Session.open() as session:
@@ -199,21 +199,25 @@ with p3.Session.open() as session:
             sys.stdout.flush()
             while not os.path.exists("go-%d" % mark):
                 time.sleep(0.01)
-            if mark == 1 and session.rank == 0 and os.environ["P3S_DIES"]:
-                dies = (session.core, int(os.environ["P3S_DIES"]))
-                threading.Thread(target=die_behind, args=dies, daemon=True).start()
+            role, _, count = os.environ["P3S_DIES"].partition(" ")
+            if mark == 1 and session.rank == 0 and role:
+                victim = os.getpid() if role == "worker" else int(open("server").read())
+                threading.Thread(target=kill_behind, args=(session.core, victim, int(count)), daemon=True).start()
         members = session.agree_on_members(mark, {"large": large})
     session.wait([session.pushpull(key, np.ones(3, np.float32), landing)])
     print("worker %d of %s has %g" % (session.rank, list(members), landing[0]), flush=True)
 """
 
 
-@pytest.mark.parametrize("dies", ["", "1000000", "20000000", "69000000"])
-def test_what_is_given_may_be_large_and_who_gives_it_may_die_over_that(tmp_path, processes, dies):
+DEATHS = ["", "worker 1000000", "worker 20000000", "worker 69000000", "server 1000000", "server 50000000"]
+
+
+@pytest.mark.parametrize("dies", DEATHS)
+def test_what_is_given_may_be_large_and_who_gives_or_brings_it_may_die_over_that(tmp_path, processes, dies):
     (tmp_path / "large.py").write_text(LARGE)
     command = [sys.executable, "large.py"]
-    options = ["-n", "2", "-s", "2", "--on-worker-loss", "continue", "--max-workers", "3"]
-    run = p3(tmp_path, processes, "run", *options, *command, P3S_DIES=dies)
+    options = ["--on-worker-loss", "continue", "--on-server-loss", "continue", "--max-workers", "3"]
+    run = p3(tmp_path, processes, "run", "-n", "2", "-s", "2", *options, *command, P3S_DIES=dies)
     (tmp_path / "go-0").touch()
 
     def come():
@@ -222,14 +226,18 @@ def test_what_is_given_may_be_large_and_who_gives_it_may_die_over_that(tmp_path,
         return joining
 
     run.read_until("waits for go-1", times=2)
+    (tmp_path / "server").write_text(str(node_of(run.popen.pid, "server")))
     joining = come()
     (tmp_path / "go-1").touch()
     if dies:
         ended = joining.wait(60)
-        assert ended.code == 1 and "worker 0 was lost while it gave this process" in ended.err, ended
+        of_server = "a server was lost before its first|lost its connection to server"
+        said = "worker 0 was lost while it gave this process" if "worker" in dies else of_server
+        assert ended.code == 1 and re.search(said, ended.err), ended
         joining = come()
     (tmp_path / "go-2").touch()
     ended, came = run.wait(60), joining.wait(60)
     assert (ended.code, came.code) == (0, 0), (ended, came)
     (said,) = set(re.findall(r"worker \d of (\[.*?\]) has (\d)", ended.out + came.out))
-    assert said == (("[0, 1]", "2") if dies else ("[0, 1, 2]", "3")), (ended, came)  # it takes the place of rank 0
+    # Who comes behind the death of worker 0 takes its place.
+    assert said == (("[0, 1]", "2") if "worker" in dies else ("[0, 1, 2]", "3")), (ended, came)
