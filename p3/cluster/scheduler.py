@@ -459,7 +459,6 @@ class Scheduler:
             self._roster.entries.append(Entry(None, join))
         self._begin([Node(role, rank, host) for role, rank, host, _ in first["members"]])
         self._started.set()
-        self._gate.pace_s = PACE_S
         self._entrances.replays = self._returns.replays = True
         for record in records:
             if type(record) is bool:
@@ -517,6 +516,7 @@ class Scheduler:
         """Once, behind another scheduler's death: who was absent has come back, or has left the job."""
         if self._waits_for_absent and not self._absent() and not self._end.done():
             self._waits_for_absent = False
+            self._gate.pace_s = PACE_S
             log.warning("%s: all nodes have come back", self._label)
             self._report({"state": "resumed"})
 

@@ -28,8 +28,9 @@ class SnapshotParts:
         self._left: Set[Node] = set()
 
     def begin(self, node: Node, round: int, is_torn: bool = False) -> Optional[str]:
-        """Why it cannot be whole, if that is known already; "": a first worker that has departed had begun it.
-        `is_torn`: a server was lost or came back while the servers made their copies."""
+        """Why it cannot be whole, if that is known already; "": it is given up, and another one may be asked for, as a
+        first worker that has departed had begun it. `is_torn`: so it is, too, as a server was lost or came back while
+        the servers made their copies."""
         if round == self._round and node != self._begun_by:
             return ""
         if round <= self._round:
@@ -39,7 +40,7 @@ class SnapshotParts:
         for other in [other for other in self._reported if other < round]:
             del self._reported[other]
         self._reported.setdefault(round, {})
-        problem = "a server was lost or came back while its copies were made" if is_torn else self._failed.get(round)
+        problem = "" if is_torn else self._failed.get(round)
         self._failed = {other: text for other, text in self._failed.items() if other > round}
         if problem is not None:
             del self._reported[round]

@@ -23,6 +23,7 @@ from p3._core import P3Error
 from p3.plan import choices, combinations
 from p3.plan.choices import Choice
 from p3.snapshots import tree
+from p3.worker import streams
 from p3.worker.control import Patience
 from p3.worker.links.link import Link
 
@@ -31,8 +32,6 @@ log = logging.getLogger("p3")
 # The store whose keys bring what the first worker gives: beyond all that scripts make, so the same on one that does not
 # know yet how many there are.
 _STORE = 1 << 30
-# Of what is given to who joins: of one piece, and how many are under way at once.
-_PIECE_BYTES, _PIECES = 16 << 20, 4
 _WHAT = "for worker %d to give what who joins the job lacks"
 _LOOK_S = 0.001
 
@@ -180,31 +179,24 @@ class Entrance:
         session.release(_STORE)
         if content is None:
             content = np.zeros(length if self.is_on_trial else 0, np.uint8)
-        is_whole = length > 0 and self._hand_over(giver, length, content)
-        if self.is_on_trial and not (is_whole and zlib.crc32(content) == checksum):
-            session.fail("worker %d was lost while it gave this process, which joins the job, what it lacks" % giver)
-            session.check()
-            raise P3Error("%s: it did not come whole" % session.label)
+        if length > 0:
+            self.hand_over(giver, length, streams.Bytes(content))
+        if self.is_on_trial and not (length > 0 and zlib.crc32(content) == checksum):
+            self._give_up(giver)
         return content
 
-    def _hand_over(self, giver: int, length: int, content: np.ndarray) -> bool:
-        """`content` of that worker, to those on trial; the others only know the keys, and get nothing. Some pieces at a
-        time, so that neither servers nor workers hold more. False on those on trial if the giver was lost."""
+    def hand_over(self, giver: int, total: int, stream: streams.Stream) -> None:
+        """`total` bytes of that worker, on every worker at the same point: to those on trial, who end without them. The
+        others send nothing, and get nothing; their job goes on."""
         session = self._session
-        takes_part = self.is_on_trial or session.rank == giver
-        pieces = [slice(at, min(at + _PIECE_BYTES, length)) for at in range(0, length, _PIECE_BYTES)]
-        for at in range(0, len(pieces), _PIECES):
-            window, under_way = pieces[at : at + _PIECES], []
-            for number, piece in enumerate(window):
-                key = session.declare("piece %d" % number, (piece.stop - piece.start,), "uint8", _STORE)
-                if takes_part:
-                    array = content[piece]
-                    session.core.hand_over(key.handle)
-                    under_way.append(session.init(key, array if session.rank == giver else None, array))
-            if not session.wait(under_way, _WHAT % giver, unless=lambda: giver not in session.members):
-                return False
-            session.release(_STORE)
-        return True
+        if not streams.hand_over(session, _STORE, total, giver, self.is_on_trial, stream, _WHAT % giver):
+            self._give_up(giver)
+
+    def _give_up(self, giver: int) -> None:
+        session = self._session
+        session.fail("worker %d was lost while it gave this process, which joins the job, what it lacks" % giver)
+        session.check()
+        raise P3Error("%s: it did not come whole" % session.label)
 
 
 def _about(*numbers: int) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""Bytes that one worker has and all get: as a stream, in pieces through two keys of a store that exists only meanwhile.
-
-While one piece lands, the next one is on its way; neither servers nor workers ever hold more than those two.
+"""Bytes that one worker has, as a stream, in pieces through a few keys of a store that exists only meanwhile: to all
+workers (give), or to those alone who join the job (hand_over). Neither servers nor workers ever hold more than the
+pieces that are under way.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import numpy as np
 
 # Of one piece: enough for what a link of 1 Gbit/s holds in a quarter of a second, and nothing beside what is sent so.
 PIECE_BYTES = 16 << 20
+_WINDOW = 4  # pieces that are handed over at once
 
 
 class Stream(Protocol):
@@ -24,6 +25,48 @@ class Stream(Protocol):
 
     def write(self, places: Any, array: np.ndarray) -> None:
         """The array's, to these places."""
+
+
+class Bytes:
+    """A Stream over one array of uint8."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array, self._at = array, 0
+
+    def next(self, count: int) -> slice:
+        places = slice(self._at, min(self._at + count, len(self._array)))
+        self._at = places.stop
+        return places
+
+    def read(self, places: slice, array: np.ndarray) -> None:
+        array[:] = self._array[places]
+
+    def write(self, places: slice, array: np.ndarray) -> None:
+        self._array[places] = array
+
+
+def hand_over(session, store: int, total: int, giver: int, takes: bool, stream: Stream, what: str) -> bool:
+    """On every worker at the same point: `total` bytes, which is more than 0, of worker `giver`, to those who `take`
+    them. The others only wait. `store`: one that has no keys, nor has it any behind this; `what`: is waited for. False
+    on those who take, if the giver was lost: the job goes on, and they cannot, as what is under way may still land."""
+    is_giver = session.rank == giver
+    pieces = [min(PIECE_BYTES, total - at) for at in range(0, total, PIECE_BYTES)]
+    for first in range(0, len(pieces), _WINDOW):
+        under_way: List[Tuple] = []
+        for number, count in enumerate(pieces[first : first + _WINDOW]) if takes or is_giver else ():
+            key = session.declare("piece %d" % number, (count,), "uint8", store)
+            places, array = stream.next(count), np.empty(count, np.uint8)
+            if is_giver:
+                stream.read(places, array)
+            session.core.hand_over(key.handle)
+            under_way.append((session.init(key, array if is_giver else None, array), places, array))
+        if not session.wait([one[0] for one in under_way], what, unless=lambda: giver not in session.members):
+            return False
+        if takes:
+            for _, places, array in under_way:
+                stream.write(places, array)
+        session.release(store)
+    return True
 
 
 def give(session, store: int, total: int, giver: int, stream: Stream) -> bool:

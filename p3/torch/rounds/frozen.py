@@ -48,6 +48,14 @@ class Frozen:
         session.release(store)
 
 
+    def hand_over(self) -> None:
+        """The first worker's, to those who join the job here; by every worker at the same point. The others, who have
+        them, only wait."""
+        tensors = self._tensors()
+        if tensors:
+            self._session.entrance.hand_over(self._session.first, _bytes(tensors), _Stream(tensors))
+
+
 class _Stream:
     """Tensors as a stream of bytes, in the order of their axes."""
 

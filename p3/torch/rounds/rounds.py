@@ -324,11 +324,11 @@ class Rounds(job.Held, snapshots.Trainer):
         self._check.steps = first["checked"]
 
     def give_more(self) -> None:
-        self._control.frozen.broadcast()
+        self._control.frozen.hand_over()
 
     def settle(self) -> None:
         self._begin()
-        self._control.frozen.broadcast()
+        self._control.frozen.hand_over()
 
     def order_stats(self) -> Dict[str, float]:
         return {} if self._order is None else self._order.stats()

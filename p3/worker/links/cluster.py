@@ -8,7 +8,7 @@ import logging
 import threading
 from typing import Callable, Dict, List, Optional, Set
 
-from p3._core import P3Error, P3Worker
+from p3._core import P3Worker
 from p3.cluster import messages
 from p3.cluster.connections.channel import cancel
 from p3.cluster.connections.vans import DoorStep, accept_workers, connect, provide_for
@@ -260,7 +260,7 @@ class ClusterLink(Link):
             van = await asyncio.wait_for(connecting, settings.timeout_s / 2)
             self.core.take_back(rank, van.socket.detach(), ring=van.ring, tls=van.tls)
             done = True
-        except (RendezvousError, asyncio.TimeoutError, P3Error) as error:
+        except Exception as error:  # whatever it is: all rest until they hear of it
             if self.core.error is None:  # else it says so itself
                 log.warning("%s: no connection to %s, which has come back: %s", self.node, server,
                             error or "not within %g s (half of P3_TIMEOUT_S)" % (settings.timeout_s / 2))  # fmt: skip
