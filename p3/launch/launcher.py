@@ -78,7 +78,7 @@ class Launcher:
         self._secret = _secret_of(settings)
         self._output = Output()
         self._running: List[Running] = []
-        self._to_read_out: List[Running] = []  # with those that others have replaced
+        self._speaking: List[Running] = []  # what may still say something, also of those that others have replaced
         # Of what is started anew.
         self._budgets: Dict[Place, Budget] = {}
         for role, number, is_outlived in (
@@ -137,7 +137,7 @@ class Launcher:
                 self._status.close()
         goes_on = interrupted if job.done() and not job.cancelled() else None
         try:
-            read_out = asyncio.gather(*(running.read_out() for running in self._to_read_out))
+            read_out = asyncio.gather(*(running.read_out() for running in self._speaking))
             await _until_written(read_out, goes_on, deadline)
             code = self._conclude(job, interrupted, timeout_s)
             await _until_written(self._output.written(), goes_on, deadline)
@@ -202,7 +202,7 @@ class Launcher:
     def _add(self, task: Task, process: Process) -> Running:
         running = Running(task, process, self._output)
         self._running.append(running)
-        self._to_read_out = [*(one for one in self._to_read_out if not one.is_read_out), running]
+        self._speaking = [*(one for one in self._speaking if not one.is_read_out), running]
         return running
 
     def _take_note(self, status: dict) -> None:

@@ -8,6 +8,7 @@ import sys
 import uuid
 
 import numpy as np
+from joined_jobs import P3
 from plugin_jobs import SCRIPTS
 from processes import Process
 
@@ -18,7 +19,6 @@ sys.path.insert(0, str(SCRIPTS))
 import joining_behind as script
 
 STEPS = 20
-P3 = [sys.executable, "-m", "p3"]
 
 
 class Job:

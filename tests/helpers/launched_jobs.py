@@ -105,6 +105,11 @@ def node_of(process, role, default=None):
     return found[0] if found else default
 
 
+def parent(process):
+    with open("/proc/%d/stat" % process) as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+
+
 def children(process):
     with open("/proc/%d/task/%d/children" % (process, process)) as file:
         return file.read().split()

@@ -12,6 +12,8 @@ import socket
 import subprocess
 import time
 
+from launched_jobs import parent
+
 _DAEMONS = ("slurmctld", "slurmd")
 _PROGRAMS = ("srun", "sbatch", "scancel", "scontrol", "squeue", "sinfo")
 _START_S = 30.0
@@ -73,8 +75,7 @@ class Slurm:
     def lose(self, node, task):
         """As if that node, which runs this task alone, had lost its power."""
         self._daemons[1 + self._nodes.index(node)].kill()
-        with open("/proc/%d/stat" % task) as file:
-            os.kill(int(file.read().rpartition(")")[2].split()[1]), signal.SIGKILL)  # slurmstepd
+        os.kill(parent(task), signal.SIGKILL)  # slurmstepd
         os.kill(task, signal.SIGKILL)  # whose children the kernel ends
 
     def end(self):

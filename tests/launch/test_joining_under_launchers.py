@@ -29,8 +29,7 @@ class Launched(Job):
 
     def supervisor(self, rank):
         """The `p3 exec` of that worker."""
-        with open("/proc/%d/stat" % strike.find(Victim("worker", rank), self.mark)) as file:
-            return int(file.read().rpartition(")")[2].split()[1])
+        return jobs.parent(strike.find(Victim("worker", rank), self.mark))
 
     def ask_in(self, *arguments):
         joins = [*P3, "join", "--pid", str(self.supervisor(0)), *arguments]
@@ -41,8 +40,21 @@ class Launched(Job):
         os.kill(jobs.node_of(self.supervisor(rank), "server"), signal.SIGKILL)
         self.hear("is lost; server", workers)
 
-    def end(self, *arguments):
-        ended = super().end(*arguments)
+    def until_step_5(self):
+        self.let_go(0)
+        self.let_go("on")
+        self.hear("waits for go-5", 3)
+
+    def end_with_others(self):
+        """In the places of a worker, which has departed, and of a server."""
+        self.hear("The others go on without it")
+        self.join()
+        self.join("--server")
+        self.let_go(5)
+        self.hear("is back")
+        for step in (10, 15):
+            self.let_go(step)
+        ended = self.end()
         jobs.wait_until(lambda: not strike.marked(self.mark), 20)
         return ended
 
@@ -111,34 +123,16 @@ OF_TORCH = pytest.param("torchrun", marks=pytest.mark.torch)
 @pytest.mark.parametrize("launcher", ["srun", "mpi openmpi", "mpi mpich", OF_TORCH], indirect=True)
 def test_a_worker_and_a_server_are_lost_and_others_join(launcher, tmp_path, processes):
     job = Launched(launcher, tmp_path, processes)
-    job.let_go(0)
-    job.let_go("on")
-    job.hear("waits for go-5", 3)
+    job.until_step_5()
     job.lose_beside(1, 3)
     job.kill("worker", 2)
-    job.hear("The others go on without it")
-    job.join()
-    job.join("--server")
-    job.let_go(5)
-    job.hear("is back")
-    for step in (10, 15):
-        job.let_go(step)
-    job.end()
+    job.end_with_others()
 
 
 @pytest.mark.parametrize("launcher", ["srun"], indirect=True)
 def test_a_node_is_lost_and_another_one_takes_its_place(launcher, tmp_path, processes):
     """Slurm's daemons on it, too: srun waits until Slurm says that it is lost."""
     job = Launched(launcher, tmp_path, processes)
-    job.let_go(0)
-    job.let_go("on")
-    job.hear("waits for go-5", 3)
+    job.until_step_5()
     launcher.slurm.lose(strike.marked(job.mark)[job.supervisor(2)]["SLURMD_NODENAME"], job.supervisor(2))
-    job.hear("The others go on without it")
-    job.join()
-    job.join("--server")
-    job.let_go(5)
-    job.hear("is back")
-    for step in (10, 15):
-        job.let_go(step)
-    assert "Node failure on" in job.end().out
+    assert "Node failure on" in job.end_with_others().out

@@ -12,6 +12,7 @@ import forked
 import launched_jobs as jobs_of_launchers
 import plugin_jobs as jobs
 import pytest
+import torchruns
 from lab_traces import needs_lab
 from processes import SECRET, Process, clean_environment
 
@@ -240,12 +241,8 @@ def test_torchrun_starts_a_job_and_a_restart_resumes(tmp_path):
 
 @pytest.mark.timeout(240)
 def test_torchrun_on_two_hosts_needs_a_secret_and_then_trains_and_the_doctor_asks_both(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:%d" % free.getsockname()[1]]
-
     def run(started=of_torch(script("uneven", tmp_path, "adam", 2, 1)), **variables):
-        of_two = ["--nnodes", "2", "--nproc-per-node", "1", "--local-addr", "127.0.0.1", *rendezvous]
-        command = [sys.executable, "-m", "torch.distributed.run", *of_two, *started]
+        command = [*torchruns.agent(2), *started]
         agents = [Process(command, {**forked.environment(), **variables}, tmp_path) for _ in range(2)]
         try:
             return [agent.wait(80) for agent in agents]
