@@ -60,11 +60,6 @@ def living(port):
     return found
 
 
-def parent(process):
-    with open("/proc/%d/stat" % process) as file:
-        return int(file.read().rpartition(")")[2].split()[1])
-
-
 def wait_until(condition, timeout_s=30.0):
     """Its first true value."""
     deadline = time.monotonic() + timeout_s

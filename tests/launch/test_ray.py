@@ -11,10 +11,10 @@ import threading
 
 import pytest
 from joined_jobs import require_right
-from launched_jobs import scheduler_of
+from launched_jobs import parent, scheduler_of
 from plugin_jobs import python
 from processes import ROOT, Process, clean_environment, command_lines
-from ray_clusters import RayNodes, living, parent, wait_until
+from ray_clusters import RayNodes, living, wait_until
 
 from p3.launch.ray.agent import Agent
 
