@@ -300,9 +300,14 @@ class Member:
         """It has lost a scheduler, and has not found the next one yet. From any thread."""
         return self._coming_back is not None and not self._coming_back.done()
 
+    @property
+    def _is_done(self) -> bool:
+        """It has said bye, and that is written down: no scheduler has anything more to tell it, or to hear from it."""
+        return self._has_said_bye and self._last_words is None and not self._outbox
+
     async def _come_back(self, loss: str) -> None:
         """RendezvousError if there is nobody to come back to. May be cancelled and called again."""
-        if not self._outlives:
+        if not self._outlives or self._is_done:
             raise SchedulerGone(loss)
         if not self.is_away:
             self._coming_back = asyncio.ensure_future(self._until_back(loss))

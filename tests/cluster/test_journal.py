@@ -18,7 +18,7 @@ from p3.cluster import journal
 from p3.cluster.connections import channel, frames
 from p3.cluster.connections.vans import accept_workers
 from p3.cluster.journal import Journal, Outbox
-from p3.cluster.member import Member
+from p3.cluster.member import Member, SchedulerGone
 from p3.cluster.node import Node, listen
 from p3.cluster.scheduler import Scheduler
 from p3.errors import RendezvousError
@@ -320,10 +320,52 @@ def test_who_has_said_bye_does_not_wait_for_a_scheduler_that_only_had_to_read_it
             asyncio.run(play(job, []))
 
 
-class Impatient(Player):
-    """Listens no more while it looks for a scheduler that has ended."""
+@contextlib.contextmanager
+def one_scheduler():
+    """-> (settings, played(*players)) of a job with a worker, a server, and a scheduler that ends where they do."""
+    descriptor, listener = Journal.make(), listen("127.0.0.1")
+    job = Settings(
+        root_host="127.0.0.1", root_port=listener.getsockname()[1], num_workers=1, num_servers=1,
+        secret="0123456789abcdef", node_host="127.0.0.1",
+    )  # fmt: skip
+
+    async def played(*players):
+        async def all_of_it():
+            scheduling = asyncio.ensure_future(Scheduler(job, listener, journal=Journal(descriptor)).run())
+            scheduling.add_done_callback(lambda _: listener.close())
+            await asyncio.gather(*(player.play([]) for player in players))
+            await scheduling
+
+        await asyncio.wait_for(all_of_it(), 60)
+
+    try:
+        yield job, played
+    finally:
+        listener.close()
+        os.close(descriptor)
+
+
+class Patient(Player):
+    """Listens to the end, and beyond."""
 
     async def _work(self, program):
+        await super()._work(program)
+        with pytest.raises(SchedulerGone):
+            await self.member.receive()
+
+
+def test_whose_bye_is_noted_does_not_look_for_a_scheduler_that_has_ended(caplog):
+    caplog.set_level("INFO")
+    with one_scheduler() as (job, played):
+        asyncio.run(played(Patient(job, "worker", 0), Player(job, "server", 0)))
+    assert not [line for line in caplog.messages if "waits for another one" in line or "refused" in line]
+
+
+class Impatient(Player):
+    """Listens no more while it looks for a scheduler that has ended, and has not told it that its bye is noted."""
+
+    async def _work(self, program):
+        self.member._outbox.forget = lambda count: None
         await super()._work(program)
         listening = asyncio.ensure_future(self.member.receive())
         while not self.member.is_away:
@@ -336,25 +378,13 @@ class Impatient(Player):
 def test_nobody_reads_of_a_scheduler_that_was_not_found_again_once_all_is_said():
     complaints = []
 
-    async def played(job, listener, descriptor):
+    async def heard(playing):
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        scheduling = asyncio.ensure_future(Scheduler(job, listener, journal=Journal(descriptor)).run())
-        scheduling.add_done_callback(lambda _: listener.close())
-        players = Impatient(job, "worker", 0), Player(job, "server", 0)
-        await asyncio.gather(*(player.play([]) for player in players))
-        await scheduling
+        await playing
 
-    descriptor = Journal.make()
-    try:
-        listener = listen("127.0.0.1")
-        job = Settings(
-            root_host="127.0.0.1", root_port=listener.getsockname()[1], num_workers=1, num_servers=1,
-            secret="0123456789abcdef", node_host="127.0.0.1",
-        )  # fmt: skip
-        asyncio.run(asyncio.wait_for(played(job, listener, descriptor), 60))
+    with one_scheduler() as (job, played):
+        asyncio.run(heard(played(Impatient(job, "worker", 0), Player(job, "server", 0))))
         gc.collect()
-    finally:
-        os.close(descriptor)
     assert not complaints
 
 
