@@ -700,13 +700,15 @@ class Scheduler:
 
     def _let_server_go(self, entry: Entry, text: str) -> None:
         entry.gone = entry.left = True
+        is_needed = any(not one.left for one in self._roster.entries if one.node.role == "worker")
         try:
-            told = self._agreement.depart_server(entry.node)
+            told = self._agreement.depart_server(entry.node) if is_needed else []
         except DisagreementError as error:
             self._fail("%s The job cannot go on without it: %s." % (text, error))
             return
         if not self._is_replaying:
-            log.warning("%s Another server takes over from it.", text)
+            what = "Another server takes over from it" if is_needed else "All workers were done by then"
+            log.warning("%s %s.", text, what)
         self._report({"state": "server_departed", "server": entry.node.rank})
         self._tell(told)  # first, as one that replays it: whose departures then follow are written down behind it
         self._returns.lose(entry.node)

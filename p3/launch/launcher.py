@@ -401,7 +401,8 @@ class Launcher:
         if ended.task is _SCHEDULER:
             return self._schedulers.may_start_again
         role, rank = place = ended.task.place
-        if not self._outlives(role) or (role == "worker" and rank in self._left):
+        has_left = rank in self._left if role == "worker" else self._over.is_set()
+        if not self._outlives(role) or has_left:
             return False
         # It may have departed before it ended, as one that was frozen.
         starts_another = self._rejoins and place in self._departed and place not in self._given_up

@@ -1,6 +1,7 @@
 """P3_ON_SERVER_LOSS=continue: servers die at random moments, and all sums keep their bits; and so do values where each
 worker keeps what servers would that update."""
 
+import os
 import random
 import re
 import sys
@@ -142,6 +143,17 @@ def test_a_worker_may_be_lost_with_it(tmp_path, processes, own):
 def test_the_last_one_is_needed(tmp_path, processes):
     ended = run(tmp_path, processes, *CONTINUE, servers=2, P3S_DEATHS="0:20,1:20")
     assert ended.code != 0 and "The job cannot go on without it: no other server is left" in ended.out, ended
+
+
+def test_one_that_fails_behind_its_goodbye_is_not_waited_for(tmp_path, processes):
+    """No scheduler is there any more to say what becomes of the job."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, os\n"
+        "if os.environ.get('DMLC_ROLE') == 'server': atexit.register(os._exit, 7)\n"
+    )  # fmt: skip
+    path = os.pathsep.join([PYTHONPATH, str(tmp_path)])
+    ended = run(tmp_path, processes, *CONTINUE, servers=2, PYTHONPATH=path, P3_TIMEOUT_S="60")
+    assert ended.code == 7 and ended.seconds < 30, ended
 
 
 def test_one_server_has_no_heir(tmp_path, processes):
