@@ -221,7 +221,7 @@ def test_a_server_that_does_not_end_behind_the_last_worker_costs_no_job_that_goe
             await asyncio.gather(*beating, job.ending, return_exceptions=True)
 
     assert asyncio.run(main()) is None
-    assert ("All workers were done by then" in caplog.text) and "takes over" not in caplog.text
+    assert "All workers were done by then" in caplog.text and "takes over" not in caplog.text
 
 
 def reports_of_a_successor(lost, entrant=False):

@@ -47,7 +47,6 @@ class Frozen:
             session.check()
         session.release(store)
 
-
     def hand_over(self) -> None:
         """The first worker's, to those who join the job here; by every worker at the same point. The others, who have
         them, only wait."""
