@@ -223,6 +223,7 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
         void set_optimizer(int, const OptimizerSpec&) except +raise_as_python
         void init(int, const void*, void*, int32_t, Completion) except +raise_as_python
         void hand_over(int) except +raise_as_python
+        void ask_for_round_alone(int) except +raise_as_python
         void push(int, const void*, void*, int32_t, const RoundSettings&, Completion, cbool, cbool) except +raise_as_python
         void flush() except +raise_as_python
         void skip(int, void*, int32_t, Completion, cbool, cbool) except +raise_as_python

@@ -443,6 +443,9 @@ cdef class P3Worker:
     def hand_over(self, int key):
         self.core.hand_over(key)
 
+    def ask_for_round_alone(self, int key):
+        self.core.ask_for_round_alone(key)
+
     def push(self, int key, gradient, landing not None, int32_t priority=0, scalars=NO_SCALARS, cbool gated=False,
              cbool more=False, tell=None):
         """`scalars`: lr, wd, rescale, updates, schedule (p3/optimizer.h, RoundScalars), and the values of the rule's

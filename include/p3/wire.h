@@ -74,7 +74,7 @@ struct Header {
   uint32_t payload_bytes = 0;
   uint32_t crc32c = 0;     // checksum_of() a frame that has_checksum(), if the job wants them; else zero
   uint8_t part = 0;        // kFetch, kStore, kPart: which array of the slice; pushes, values: docs/protocol.md
-                           // kInit: 1: of a key that is handed over, see Worker::hand_over()
+                           // kInit: InitPart
   uint8_t of_machine = 0;  // 1: pushes: the sum of all workers of the sender's machine; kValue, kChange, kRows: for all
   uint16_t contributors = 0;  // of_machine, pushes: how many of them had a gradient
   RoundScalars scalars{};     // kPush: what the optimizer needs of this round; kCapture: `updates`, see snapshot_of()
@@ -133,6 +133,13 @@ inline LinkShare link_share(const Header& ping) {
   return {whole(ping.scalars.lr, kMostBytesPerSecond), whole(ping.scalars.wd, kMostConnections)};
 }
 
+// kInit: what the value is that it asks for, or brings.
+enum class InitPart : uint8_t {
+  kOfAll = 0,
+  kHandedOver = 1,  // not all workers ask for it, see Worker::hand_over()
+  kRoundAlone = 2,  // of use to nobody who asks so, see Worker::ask_for_round_alone()
+};
+
 // kClaim: what its worker has of the slice. But for the last one `round` is the last one of which something came, and
 // `scalars` are that round's. A value of so few bytes comes along; a larger one, with all of that once more, when the heir
 // asks for it, which it does of one worker, or when this one leaves.
@@ -142,6 +149,7 @@ enum class Claimed : uint8_t {
   kStayed = 1,        // the round left it as it was
   kSumOfNothing = 2,  // so it did, and other slices of the key have a sum in that round (docs/protocol.md)
   kNothing = 3,       // nothing has come
+  kRoundAlone = 4,    // the round, and not its value, see Worker::ask_for_round_alone()
 };
 // Header::key of a worker's last claim: kNothing of all other slices that a server had, whose rank is in Header::slice.
 constexpr uint32_t kNoKey = 0xffffffff;

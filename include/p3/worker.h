@@ -131,6 +131,10 @@ class Worker {
   // may never call it. If the first worker is lost before it has given the value, the job goes on, and who asks for it
   // waits in vain; if it is lost later, nobody misses it. Of a dense key.
   void hand_over(int key);
+  // Before init(), of a worker that joins a running job, to which the key's value is of no use: as a sum that all others
+  // have updated by. Then it learns only which round comes next, and `landing` may stay as it is. If a server is lost
+  // before that round, nobody asks this worker for what it has not. Of a dense key with synchronous rounds.
+  void ask_for_round_alone(int key);
   // The key's next round: gradient out, new value (or sum) in. One round of a key at a time; further ones queue.
   // The two arrays may be one: each slice has left before its new value comes. `more`: other calls follow soon, so the
   // sender is not woken for a small gradient alone; flush() before waiting. Of a key with deep gradient compression, or with

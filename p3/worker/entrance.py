@@ -29,8 +29,8 @@ from p3.worker.links.link import Link
 
 log = logging.getLogger("p3")
 
-# The store whose keys bring what the first worker gives: beyond all that scripts make, so the same on one that does not
-# know yet how many there are.
+# The first of two stores whose keys bring what the first worker gives: beyond all that scripts make, so the same on one
+# that does not know yet how many there are.
 _STORE = 1 << 30
 _WHAT = "for worker %d to give what who joins the job lacks"
 _LOOK_S = 0.001
@@ -76,12 +76,18 @@ class Entrance:
     def note_init(self, key: Any) -> None:
         """On trial: it gets the value that the job has, once, and of no key that the job does not have."""
         session = self._session
-        if key.store != _STORE and not session.stores.is_fresh(key.store) and key.identity not in session.keys.agreed:
+        if key.store < _STORE and not session.stores.is_fresh(key.store) and key.identity not in session.keys.agreed:
             raise ValueError("%s: this process has joined a running job, which has no key %r in store %d: its script "
                              "is another one" % (session.label, key.name, key.store))  # fmt: skip
         if key.handle in self._inited:
             self.require_no_push("a new value of key %r (broadcast(), load_state_dict() of a model)" % (key.name,))
         self._inited.add(key.handle)
+
+    def skip_value(self, key: Any) -> None:
+        """On trial, before init(): what the servers have of the key is a sum, by which the others have updated. To this
+        process, which gets their weights, it is of no use."""
+        if self.is_on_trial and not key.sparse:
+            self._session.core.ask_for_round_alone(key.handle)
 
     # At the mark
 

@@ -28,9 +28,10 @@ class Claims {
   const char* problem_with_claim(const Header& claim, int worker, size_t bytes) const {
     const bool is_absent = static_cast<Encoding>(claim.encoding) == Encoding::kAbsent;
     if (has(worker) && (is_absent || !is_owed(claim, worker))) return "out of turn";
-    if (claim.part > static_cast<uint8_t>(Claimed::kNothing)) return "unexpected";
+    if (claim.part > static_cast<uint8_t>(Claimed::kRoundAlone)) return "unexpected";
     if (says_nothing(claim) != (inits_of(claim) == 0) || (says_nothing(claim) && !is_absent)) return "unexpected";
     if (is_absent) return nullptr;
+    if (!has_its_value(claim)) return "unexpected";
     if (static_cast<Encoding>(claim.encoding) != Encoding::kPlain) return "in another encoding than agreed";
     return claim.payload_bytes == bytes ? nullptr : "of another size than agreed";
   }
@@ -58,8 +59,8 @@ class Claims {
   }
 
   // All have claimed. True once the latest claim, of those that were given and of those whose worker can_give(), has come
-  // with its value: best(), value(). Else asks(worker) one that has it, chosen by `turn`; another one only if that one can
-  // no longer give it.
+  // with its value: best(), value(). Or lacks_value(), as those alone are left who have claimed that round without. Else
+  // asks(worker) one that has it, chosen by `turn`; another one only if that one can no longer give it.
   template <typename CanGive, typename Asks>
   bool settle(CanGive can_give, size_t turn, Asks asks) {
     best_ = given_;
@@ -69,7 +70,7 @@ class Claims {
       if (!its || !can_give(worker) || is_later(best_, *its) || !is_later(*its, given_)) continue;
       if (is_later(*its, best_)) holders.clear();
       best_ = *its;
-      holders.push_back(worker);
+      if (has_its_value(its->header)) holders.push_back(worker);
     }
     if (holders.empty()) return true;
     if (std::find(holders.begin(), holders.end(), asked_) == holders.end())
@@ -97,6 +98,7 @@ class Claims {
   // No first value, if none has any. Behind settle().
   const Header& best() const { return best_.header; }
   const void* value() const { return value_.data(); }
+  bool lacks_value() const { return best().part == static_cast<uint8_t>(Claimed::kRoundAlone); }
   RoundSettings settings() const { return {best().scalars, best_.fields}; }
   uint64_t round_of(int worker) const { return has(worker) ? claimed_[index_of(worker)]->header.round : best().round; }
   uint32_t inits_of_worker(int worker) const {
@@ -112,6 +114,7 @@ class Claims {
 
   static size_t index_of(int worker) { return static_cast<size_t>(worker); }
   static bool says_nothing(const Header& claim) { return claim.part == static_cast<uint8_t>(Claimed::kNothing); }
+  static bool has_its_value(const Header& claim) { return claim.part != static_cast<uint8_t>(Claimed::kRoundAlone); }
   static bool is_later(const Claim& one, const Claim& other) {
     const auto place = [](const Header& its) { return std::tuple(inits_of(its) > 0, its.round, inits_of(its)); };
     return place(one.header) > place(other.header);

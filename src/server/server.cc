@@ -154,7 +154,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     if (header.kind == FrameKind::kClaim && header.key == kNoKey) return receive_last_claim(van, header);
     Shard* const shard = estates_.find(header);
     const bool is_claim = header.kind == FrameKind::kClaim;
-    if (is_claim && (shard == nullptr ? estates_.have_been_claimed() : shard->is_too_late(header)))
+    if (is_claim && (shard == nullptr ? estates_.have_been_claimed() : shard->is_too_late(header, worker)))
       return receive_vain_claim(van, header);
     if (shard == nullptr) refuse(van, header, "of no key, or of another server's");
     const char* const problem =
@@ -222,7 +222,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     if (pushes && ends_round(header, task.payload.data()))
       note_lateness(worker, header, shard.turns.note_push(worker, header, Clock::now()));
     else if (header.kind == FrameKind::kInit) {
-      if (header.part != 0) shard.turns.hand_over();
+      if (static_cast<InitPart>(header.part) == InitPart::kHandedOver) shard.turns.hand_over();
       task.nth_init =
           shard.turns.note_init(worker, shard.published, static_cast<Encoding>(header.encoding) != Encoding::kAbsent);
     }
@@ -278,8 +278,8 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     });
   }
 
-  // Of a key that all workers have released, of which this one had not heard when it sent that; of one that goes on; or of a
-  // server that has come back.
+  // Of a key that all workers have released, of which this one had not heard when it sent that; of one that goes on; of a
+  // server that has come back; or of one that was inherited before.
   void* receive_vain_claim(int van, const Header& header) {
     vans_[index_of(van)].receiving = nullptr;
     vans_[index_of(van)].arriving = PooledBuffer(transient, std::max<size_t>(header.payload_bytes, 1));
@@ -354,7 +354,8 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
                 "', in whose place others have got a new first value already. Call barrier() before such a value "
                 "is given.",
             {{}, shard.key.name, best.round});
-      if (!shard.turns.go_on_behind(worker, landed, inits, best.round, inits_of(best) > 0))
+      const bool is_served = landed == best.round || !claims->lacks_value();
+      if (!is_served || !shard.turns.go_on_behind(worker, landed, inits, best.round, inits_of(best) > 0))
         refuse(van_of(worker), best, "of a later round than another worker can have missed");
     }
     for (int worker : asks_first) {  // as if it had come now

@@ -40,7 +40,7 @@ const char* Shard::problem_with(const Header& header, int worker) const {
   const bool is_firsts = kind == FrameKind::kCapture || (kind == frames_.store && !frames_.reach_value);
   if (kind != frames_.push && kind != FrameKind::kInit && kind != FrameKind::kCapture && !is_about_part)
     return "unexpected";
-  if (kind == FrameKind::kInit && header.part > 1) return "malformed";
+  if (kind == FrameKind::kInit && header.part > static_cast<uint8_t>(InitPart::kRoundAlone)) return "malformed";
   if (is_firsts && worker != key.first()) return "unexpected";
   const bool is_about_value = !is_about_part || (frames_.reach_value && header.part == 0);
   if (!is_about_value && !has_state(header.part)) return "of a state that its key's optimizer does not have";
@@ -87,7 +87,10 @@ Reply Shard::handle(Task& task) {
   if (is_void(task)) return reply;
   if (task.kind == Task::Kind::kCatchUp) {
     presence_.let_in(task.worker);
-    send_value({task.worker}, reply, /*asked_for=*/false);
+    if (static_cast<InitPart>(task.header.part) == InitPart::kRoundAlone)
+      send(task.worker, {header_of(FrameKind::kValue, Encoding::kAbsent, published, task.header.priority)}, reply);
+    else
+      send_value({task.worker}, reply, /*asked_for=*/false);
     return reply;
   }
   if (task.kind == Task::Kind::kAgain) {

@@ -78,7 +78,12 @@ class Shard {
   // Of one that is inherited, until all workers have claimed what they have of it.
   std::unique_ptr<Claims> claims{};
   bool has_settled = false;  // and it goes on
-  bool is_too_late(const Header& claim) const { return has_settled && claim.payload_bytes == bytes_; }
+  // Of a value that it needs no more: it has settled since. Or of one that it was asked for when it was open before: of a
+  // claim that would come first, now.
+  bool is_too_late(const Header& claim, int worker) const {
+    if (claim.payload_bytes != bytes_) return false;
+    return has_settled || (claims != nullptr && !claims->has(worker) && bytes_ > kClaimedAtOnce);
+  }
   const char* problem_with_claim(const Header& claim, int worker) const;
   // What is wrong with a frame of this worker, regardless of its payload; null if nothing.
   const char* problem_with(const Header& header, int worker) const;

@@ -107,23 +107,25 @@ Transport::Outgoing Worker::Impl::claim_to(int heir_van, const Key& key, uint32_
   return {heir_van, sent};
 }
 
-// Of a key that all workers have released, the heir has forgotten it, too.
+// Of a key that all workers have released, the heir has forgotten it, too. Or another worker has given the value since, and
+// the heir has handed the slice over: then it asks in vain.
 void* Worker::Impl::receive_ask_into(int van, const Header& ask) {
   const auto known = handle_of_wire_key_.find(ask.key);
   if (!outlives_servers || ask.payload_bytes > 0) refuse(van, ask, "unexpected");
   if (known == handle_of_wire_key_.end()) return this;
   const KeyPlan& plan = keys_.at(known->second).plan_in_use();
-  if (ask.slice >= slice_count(plan) || serving_van(plan, ask.slice) != van) refuse(van, ask, "misplaced");
+  if (ask.slice >= slice_count(plan)) refuse(van, ask, "misplaced");
   return this;  // nothing comes
 }
 
-void Worker::Impl::answer_ask(const Header& ask) {
+void Worker::Impl::answer_ask(int van, const Header& ask) {
   std::vector<Transport::Outgoing> frames;
   {
     MutexLock lock(mutex_);
     const auto known = handle_of_wire_key_.find(ask.key);
     if (known == handle_of_wire_key_.end()) return;
-    add_what_is_owed(keys_.at(known->second), ask.slice, frames);
+    Key& key = keys_.at(known->second);
+    if (serving_van(key.plan_in_use(), ask.slice) == van) add_what_is_owed(key, ask.slice, frames);
   }
   transport_.send(frames);
 }

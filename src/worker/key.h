@@ -39,9 +39,9 @@ struct Key final : Lender {
   std::set<uint32_t> wire_keys;  // by which frames name it: of its plan, and of others that it may go over to
   uint64_t round = 0;            // the last one begun
   bool catches_up = false;       // until its first init is complete, which brings a value and its round
-  bool is_handed_over = false;   // see Worker::hand_over()
   bool learns_round = false;     // the first slice of that value tells the round
-  bool moves = false;            // it goes over to another plan before its next operation
+  InitPart next_init = InitPart::kOfAll;
+  bool moves = false;  // it goes over to another plan before its next operation
 
   // --- the operations; the front one is under way if `active` ------------------------------------------------------
   std::deque<Operation> operations;

@@ -17,7 +17,7 @@ Header Transfer::header_of(Header common, Encoding encoding) const {
                                frames.fetch,     frames.store, FrameKind::kCapture};
   common.kind = of_kind[static_cast<size_t>(kind)];
   common.dtype = static_cast<uint8_t>(type_);
-  common.part = kind == Kind::kInit && key_.is_handed_over ? 1 : part_;
+  common.part = kind == Kind::kInit ? static_cast<uint8_t>(key_.next_init) : part_;
   common.encoding = static_cast<uint8_t>(encoding);
   return common;
 }

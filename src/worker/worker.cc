@@ -183,7 +183,7 @@ void Worker::init(int key, const void* value, void* landing, int32_t priority, D
 
 void Worker::hand_over(int handle) {
   MutexLock lock(impl_->mutex_);
-  impl_->find(handle).is_handed_over = true;
+  impl_->find(handle).next_init = InitPart::kHandedOver;
 }
 
 void Worker::push(int key, const void* gradient, void* landing, int32_t priority, const RoundSettings& settings,

@@ -143,7 +143,7 @@ void Worker::Impl::refuse(int van, const Header& header, const char* what) const
 
 void Worker::Impl::received(int van, const Header& header, void* payload) {
   if (is_push(header.kind)) return leader_.received(van);
-  if (header.kind == FrameKind::kAsk) return answer_ask(header);
+  if (header.kind == FrameKind::kAsk) return answer_ask(van, header);
   Key* key;
   Frame answer{header, payload};
   Transfer* transfer;  // stays while this thread works on the answer, as the key does
@@ -210,6 +210,7 @@ void Worker::Impl::complete(Key& key) {
     done = std::move(operation.done);
     if (operation.transfer->kind == Transfer::Kind::kInit) {
       key.catches_up = key.learns_round = false;
+      key.next_init = InitPart::kOfAll;
       if (operation.plan != nullptr) adopt(key, *operation.plan);
     }
     key.operations.pop_front();

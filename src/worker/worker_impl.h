@@ -75,7 +75,7 @@ class Worker::Impl final : public Transport::Handler, public WayHost {
   // The claim that a Way has made, with a copy of its payload.
   Transport::Outgoing claim_to(int heir_van, const Key& key, uint32_t shard, const Frame& claim);
   void* receive_ask_into(int van, const Header& ask) P3_REQUIRES(mutex_);
-  void answer_ask(const Header& ask);
+  void answer_ask(int van, const Header& ask);
   void add_what_is_owed(Key& key, uint32_t shard, std::vector<Transport::Outgoing>& frames) P3_REQUIRES(mutex_);
   void add_all_that_is_owed(std::vector<Transport::Outgoing>& frames) P3_REQUIRES(mutex_);
   // What heirs may still ask for leaves unasked, from here on behind its claim: they could not be answered later.

@@ -5,7 +5,7 @@ sums and numbers, and nobody waits for ever."""
 import random
 
 import pytest
-from heirs_model import FAULTS, FAULTS_OF_RETURNS, World, Wrong
+from heirs_model import FAULTS, FAULTS_OF_JOINS, FAULTS_OF_RETURNS, World, Wrong
 
 FAR_TOO_MANY = 2_000_000
 MAY_BE = ("kill server", "suspect server", "lose worker", "come back")  # which is no way to go on
@@ -52,6 +52,8 @@ def wander(world, random):
         dict(workers=2, slices=1, rounds=2, ends_early=True),
         dict(workers=2, slices=1, rounds=1, server_losses=2, returns=1),
         dict(workers=2, slices=1, rounds=1, heir_returns=True),
+        dict(workers=2, slices=1, rounds=2, worker_losses=1, joins=1),
+        dict(workers=2, slices=1, rounds=1, worker_losses=2, joins=1),
     ],
     ids=str,
 )
@@ -69,6 +71,7 @@ def test_whenever_a_server_is_lost_all_have_the_same_sums(shape):
         dict(workers=3, slices=2, rounds=2, worker_losses=1, ends_early=True),
         dict(workers=3, slices=2, rounds=3, server_losses=3, returns=2, worker_losses=1),
         dict(workers=3, slices=2, rounds=2, heir_returns=True, worker_losses=1),
+        dict(workers=3, slices=2, rounds=3, server_losses=3, returns=2, worker_losses=3, joins=2),
     ],
     ids=str,
 )
@@ -90,6 +93,14 @@ def test_the_explorer_finds(fault):
 @pytest.mark.parametrize("fault", FAULTS_OF_RETURNS)
 def test_the_explorer_finds_where_servers_come_back(fault):
     with pytest.raises(Wrong) as found:
-        for shape in (dict(heir_returns=True), dict(server_losses=2, returns=1)):
+        returns = dict(server_losses=2, returns=1)
+        for shape in (dict(heir_returns=True), returns, dict(returns, worker_losses=1)):
             explore(World(workers=2, slices=1, rounds=1, **shape, faults=[fault]))
+    print(found.value)
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_JOINS)
+def test_the_explorer_finds_where_workers_join(fault):
+    with pytest.raises(Wrong) as found:
+        explore(World(workers=2, slices=1, rounds=1, worker_losses=2, joins=1, faults=[fault]))
     print(found.value)

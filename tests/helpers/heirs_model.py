@@ -39,10 +39,17 @@ FAULTS_OF_RETURNS = (
     "hands over early",  # what is still claimed from the heir
     "inherits first",  # and is to hand over later, what it had inherited before
     "claims into nothing",  # to an heir to which there is no connection yet, and not again when there is
+    "claims late",  # what an heir had asked for that has handed over since, and inherits again
+)
+FAULTS_OF_JOINS = (
+    "asks who has joined",  # for a value that it has not
+    "joins in a round",  # that not all others have the sum of
 )
 
 
 NOTHING = (-1, (None, None))  # claimed
+CLAIMS = ("claim", "claim alone", "value")
+LACKING = "lacking"  # the value of a round that those alone have who are left, who have joined behind it
 
 
 class Wrong(AssertionError):
@@ -58,6 +65,7 @@ class Worker:
         self.numbers = [None] * slices  # of the round of that
         self.updated = [()] * slices
         self.owed = set()  # slices that it has claimed, and not given the value of
+        self.lacking = set()  # slices of whose last round it has no value: it has joined behind that
         self.has_left = False
         self.cut = set()  # servers to which it has no connection
         self.begun = -1  # round, of all slices: one key
@@ -77,6 +85,7 @@ class Server:
         # Of an heir:
         self.claims = None  # by worker, while it is open: round, and value with numbers, once given
         self.inquired = None  # of which worker
+        self.have_joined = set()  # who have claimed a round alone
         self.held = {}
         self.behind = set()
         self.has_handed_over = False
@@ -86,22 +95,24 @@ class Server:
         other.next, other.came, other.held = list(self.next), dict(self.came), dict(self.held)
         other.asked, other.gone, other.left = set(self.asked), set(self.gone), set(self.left)
         other.claims, other.behind = None if self.claims is None else dict(self.claims), set(self.behind)
+        other.have_joined = set(self.have_joined)
         return other
 
 
 class World:
     def __init__(
         self, workers=2, slices=1, rounds=2, server_losses=1, worker_losses=0, faults=(), ends_early=False, returns=0,
-        heir_returns=False,
+        heir_returns=False, joins=0,
     ):  # fmt: skip
-        """`ends_early`: the last worker has no gradient in the last round. `returns`: so often a process comes back."""
+        """`ends_early`: the last worker has no gradient in the last round. `returns`: so often a process comes back;
+        `joins`: and so often one takes the place of a lost worker."""
         self.rounds, self.slices, self.faults, self.ends_early = rounds, slices, frozenset(faults), ends_early
         self.workers = [Worker(slices) for _ in range(workers)]
         self.at = {name: [Server(workers) for _ in range(slices)] for name in "SH"}
         self.server_losses, self.worker_losses = server_losses, worker_losses
         self.is_declared = self.has_inherited = False  # lost, by the scheduler; the heir has shards for it
         self.serving, self.silent = "S", set()  # who has the slices, but for an heir; who does nothing any more
-        self.returns = returns
+        self.returns, self.joins = returns, joins
         self.mark = set()  # workers that are in one
         self.to_connect = set()  # of these, who has no connection yet to who comes back
         self.is_handing_over = False
@@ -121,7 +132,7 @@ class World:
         for one in other.workers:
             one.landed, one.kept, one.spoilt = list(one.landed), list(one.kept), set(one.spoilt)
             one.numbers, one.updated, one.owed = list(one.numbers), list(one.updated), set(one.owed)
-            one.cut = set(one.cut)
+            one.cut, one.lacking = set(one.cut), set(one.lacking)
         other.at = {name: [one.clone() for one in slices] for name, slices in self.at.items()}
         other.told, other.dropping, other.seen = set(self.told), set(self.dropping), dict(self.seen)
         other.silent, other.mark, other.to_connect = set(self.silent), set(self.mark), set(self.to_connect)
@@ -132,17 +143,18 @@ class World:
         """Equal for worlds in which the same may follow."""
         workers = tuple(
             (w.alive, w.server, tuple(w.landed), tuple(w.kept), tuple(w.numbers), tuple(w.updated), w.begun,
-             frozenset(w.spoilt), frozenset(w.owed), w.has_left, frozenset(w.cut)) for w in self.workers
+             frozenset(w.spoilt), frozenset(w.owed), frozenset(w.lacking), w.has_left, frozenset(w.cut))
+            for w in self.workers
         )  # fmt: skip
         servers = tuple(
             (s.published, s.value, s.numbers, tuple(s.next), frozenset(s.came.items()), frozenset(s.asked),
              frozenset(s.gone), frozenset(s.left), None if s.claims is None else frozenset(s.claims.items()),
-             s.inquired, frozenset(s.held.items()), frozenset(s.behind), s.has_handed_over)
+             s.inquired, frozenset(s.held.items()), frozenset(s.behind), frozenset(s.have_joined), s.has_handed_over)
             for slices in self.at.values() for s in slices
         )  # fmt: skip
         channels = frozenset((where, tuple(frames)) for where, frames in self.channels.items() if frames)
         flags = (self.server_losses, self.worker_losses, self.is_declared, self.has_inherited, self.first,
-                 self.serving, self.returns, self.is_handing_over, self.heir_returns)  # fmt: skip
+                 self.serving, self.returns, self.joins, self.is_handing_over, self.heir_returns)  # fmt: skip
         sets = (frozenset(self.told), frozenset(self.dropping), frozenset(self.seen.items()), frozenset(self.silent),
                 frozenset(self.mark), frozenset(self.to_connect))  # fmt: skip
         return (workers, servers, channels, flags, sets)
@@ -178,7 +190,19 @@ class World:
             steps.append(("hand over",))
         if self._all_rest and (self.heir_returns or (self.returns and self._all_know)):
             steps.append(("come back",))
+        if self.joins and self._may_join:
+            steps += [("join", rank) for rank, one in enumerate(self.workers) if not (one.alive or one.has_left)]
         return steps
+
+    @property
+    def _may_join(self):
+        """At a mark, when all has come that the others claim."""
+        its = self.at["H" if self.has_inherited else self.serving]
+        is_between = all(one.claims is None and not one.came and not one.behind for one in its)
+        rests = self._all_rest or ("joins in a round" in self.faults and not self.mark)
+        rounds = {one.published for one in its} | {worker.begun for worker in self.workers if worker.alive}
+        knows = (not self.is_declared or self._all_know) and not self.heir_returns and not self.is_handing_over
+        return rests and is_between and knows and len(rounds) == 1 and rounds != {-1}
 
     @property
     def _all_rest(self):
@@ -276,9 +300,9 @@ class World:
         if not worker.alive:
             return
         if frame == ("ask",):
-            if sender != worker.server:
-                raise Wrong("worker %d is asked by %s, which does not serve" % (rank, sender))
-            return None if worker.has_left else self._give(rank, slice)
+            if sender == worker.server and not worker.has_left:  # else another one has given it, and it has handed over
+                self._give(rank, slice)
+            return
         round, value, numbers = frame
         if worker.server != sender and rank not in self.dropping:
             raise Wrong("worker %d hears of a server that it has closed its connection to" % rank)
@@ -286,8 +310,11 @@ class World:
             raise Wrong("worker %d: an answer to no push: round %d" % (rank, round))
         if any(frame[:2] == ("push", round) for frame in self.channels.get((rank, sender, slice), ())):
             raise Wrong("worker %d: round %d lands where its push is still being read" % (rank, round))
+        if value == LACKING:
+            raise Wrong("worker %d gets a value of round %d that nobody has" % (rank, round))
         worker.landed[slice] = round
         worker.kept[slice] = value
+        worker.lacking.discard(slice)
         worker.owed.discard(slice)
         worker.spoilt.discard(slice)
         goes_by_own = not self._has_ended(rank, round) or "goes by its own" in self.faults
@@ -326,9 +353,10 @@ class World:
     def _claim(self, rank):
         worker = self.workers[rank]
         for slice in range(self.slices):
-            if worker.landed[slice] >= 0:
+            if worker.landed[slice] >= 0 and slice not in worker.lacking:
                 worker.owed.add(slice)
-            self._send(rank, worker.server, slice, ("claim", worker.landed[slice], None))
+            kind = "claim alone" if slice in worker.lacking else "claim"
+            self._send(rank, worker.server, slice, (kind, worker.landed[slice], None))
             if worker.landed[slice] < worker.begun and "pushes nothing again" not in self.faults:
                 self._send(rank, worker.server, slice, self._frame(rank, worker.begun, slice))
 
@@ -386,6 +414,22 @@ class World:
             if name not in self.silent:
                 for slice in range(self.slices):
                     self._dismiss(name, slice, rank)
+
+    def _join(self, rank):
+        """Another process in the place of that worker: it has what the others have updated, and not their last sums."""
+        self.joins -= 1
+        slices = range(self.slices)
+        round = self.at["H" if self.has_inherited else self.serving][0].published
+        other = next(one for one in self.workers if one.alive)
+        worker = self.workers[rank] = Worker(self.slices)
+        worker.server, worker.cut, worker.updated = other.server, set(other.cut), list(other.updated)
+        worker.begun, worker.landed, worker.lacking = round, [round for _ in slices], set(slices)
+        if self.is_declared:
+            self.told.add(rank)
+        for one in self.at.values():
+            for its in one:
+                its.gone.discard(rank)
+                its.next[rank] = round + 1
 
     # The server that is lost, and what the scheduler does
 
@@ -445,15 +489,17 @@ class World:
                 self._settle(name, slice)
             return
         if its.has_handed_over:
-            if kind in ("claim", "value"):
+            if kind in CLAIMS:
                 return
             raise Wrong("%s: %s of worker %d for a slice that it has handed over" % (name, kind, rank))
-        if kind == "value" and its.claims is None:
-            return  # another one has given it
+        if kind == "value" and (its.claims is None or rank not in its.claims) and "claims late" not in self.faults:
+            return  # another one has given it, maybe long since
         if its.claims is not None:
-            if kind in ("claim", "value"):
-                if kind == "claim" and rank in its.claims:
+            if kind in CLAIMS:
+                if kind != "value" and rank in its.claims:
                     raise Wrong("%s: worker %d claims twice" % (name, rank))
+                if kind == "claim alone":
+                    its.have_joined.add(rank)
                 its.claims[rank] = (round, content)
                 self._settle(name, slice)
                 return
@@ -461,7 +507,7 @@ class World:
                 raise Wrong("worker %d sends %s before it has claimed" % (rank, kind))
             its.held[rank] = frame
             return
-        if kind == "claim":
+        if kind in CLAIMS:
             if "settles early" in self.faults:
                 return
             raise Wrong("a claim of a slice that is not open")
@@ -524,7 +570,13 @@ class World:
         last = max(rounds.values(), default=-1)
         if last <= given[0]:
             return given
-        having = [rank for rank, round in sorted(rounds.items()) if round == last or "asks anybody" in self.faults]
+        having = [
+            rank for rank, round in sorted(rounds.items())
+            if (round == last or "asks anybody" in self.faults)
+            and (rank not in its.have_joined or "asks who has joined" in self.faults)
+        ]  # fmt: skip
+        if not having:
+            return last, (LACKING, None)
         if its.inquired in having or (its.inquired is not None and "asks once" in self.faults):
             return None
         its.inquired = having[0]
@@ -556,6 +608,8 @@ class World:
             if 0 <= round < its.published:
                 if round != its.published - 1:
                     raise Wrong("workers are more than a round apart")
+                if its.value == LACKING:
+                    raise Wrong("worker %d lacks a sum that nobody has" % rank)
                 its.behind.add(rank)
                 its.next[rank] = its.published + 1
                 if "answers at once" in self.faults:

@@ -154,6 +154,8 @@ def _declare(store, kind, key, name, shape, dtype, sparse_weight, landing=None):
 def _give_first_value(store, entry, value):
     if store.session.entrance.is_on_trial:
         store.session.entrance.note_init(entry.declared)
+        if entering.given_weight(store, entry.id) is not None:
+            store.session.entrance.skip_value(entry.declared)
     entry.priority = store.priorities.at_init(entry)
     entry.init(value if store.session.is_first else None, entry.priority)
     if store.updates.here or entering.given_weight(store, entry.id) is not None:

@@ -264,9 +264,11 @@ class Rounds(job.Held, snapshots.Trainer):
                 parameter.updates = resumed["updates"].get(parameter.name, 0)
                 parameter.lacks = tuple(resumed.get("lacks", {}).get(parameter.name, ()))
                 value = resumed["weights"].get(parameter.name, value)
+            if self._updates_here:
+                self._session.entrance.skip_value(parameter.key)
             parameter.init(value)
         self._land()
-        if has_entered and self._updates_here:  # the servers have the sums of the last step
+        if has_entered and self._updates_here:
             for parameter in self._parameters.values():
                 parameter.take(resumed["weights"][parameter.name])
         self._control.broadcast()

@@ -69,7 +69,10 @@ bool DenseShard::load(uint8_t part, const void* content, size_t bytes) {
 void DenseShard::take_over(const Claims& its) {
   Shard::take_over(its);
   if (inits_of(its.best()) == 0) return;
-  std::memcpy(value_, its.value(), bytes_);
+  if (its.lacks_value())
+    std::memset(value_, 0, bytes_);
+  else
+    std::memcpy(value_, its.value(), bytes_);
   has_first_value_ = true;
 }
 

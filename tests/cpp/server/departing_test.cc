@@ -503,6 +503,34 @@ TEST_P(OutlivingServer, TakesAnotherProcessInBehindTheLastRound) {
   EXPECT_FALSE(job.server.error());
 }
 
+TEST_P(OutlivingServer, TellsOneThatAsksForItTheRoundAlone) {
+  Job job(3, outliving(GetParam()));
+  for (uint32_t key : {1u, 2u}) job.define(key, 1);
+  job.initialise(1, {7});
+  job.server.dismiss_worker(2);
+  for (int worker : {0, 1}) job.push(worker, 1, 1, {4});
+  for (int worker : {0, 1}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{8}));
+  EXPECT_EQ(job.server.admit_worker(2), "");
+  replace(job, 2);
+  const auto ask = [&](uint32_t key) {
+    Header header = Job::header(FrameKind::kInit, key, 0, 0, 0);
+    header.part = static_cast<uint8_t>(InitPart::kRoundAlone);
+    job.workers[2].send(header);
+  };
+  ask(1);
+  Header header;
+  EXPECT_EQ(job.receive_value(2, &header), std::vector<float>{});
+  EXPECT_EQ(header.round, 1u);
+  EXPECT_EQ(header.encoding, static_cast<uint8_t>(Encoding::kAbsent));
+  for (int worker : {0, 1, 2}) job.push(worker, 1, 2, {1});
+  for (int worker : {0, 1, 2}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{3}));
+  ask(2);  // which has no value yet
+  job.init(1, 2, 0);
+  job.init(0, 2, 0, {5});
+  for (int worker : {0, 1, 2}) EXPECT_EQ(job.receive_value(worker), (std::vector<float>{5}));
+  EXPECT_FALSE(job.server.error());
+}
+
 TEST_P(OutlivingServer, RefusesOneWhileARoundIsUnderWay) {
   Job job(3, outliving(GetParam()));
   job.define(1, 1);

@@ -83,6 +83,13 @@ struct HeirsJob {
     set_inits(made, 1);
     peer(worker).send(made);
   }
+  // Of one that has joined behind that round.
+  void claim_round_alone(int worker, uint64_t round) {
+    Header made = header(FrameKind::kClaim, round, 0);
+    made.part = static_cast<uint8_t>(Claimed::kRoundAlone);
+    set_inits(made, 1);
+    peer(worker).send(made);
+  }
   void claim_nothing_more(int worker) { claim<float>(worker, 0, {}, kNoKey); }
   void must_be_asked(int worker, uint32_t key = kKey) {
     const Header ask = peer(worker).must_receive();

@@ -90,6 +90,51 @@ TEST_P(Heirs, SumAnewWhatOnlyOneHadWhoIsLostBeforeItHasGivenIt) {
   for (int worker : {0, 1}) EXPECT_EQ(job.receive(worker, 7), Floats({2, 4}));
 }
 
+TEST_P(Heirs, AskNobodyForAValueWhoHasJoinedWithoutIt) {
+  for (const bool comes_last : {false, true}) {
+    HeirsJob job(3, with());
+    job.define();
+    job.server.inherit(kLost);
+    job.claim_without_value(0, 6);
+    job.push(0, 7, {10, 20});
+    if (!comes_last) job.claim_round_alone(2, 7);
+    job.claim_without_value(1, 7);
+    if (comes_last) job.claim_round_alone(2, 7);
+    job.must_be_asked(1);  // whose turn it is not
+    job.claim(1, 7, {1, 2});
+    EXPECT_EQ(job.receive(0, 7), Floats({1, 2}));
+    for (int worker : {0, 1, 2}) job.push(worker, 8, {100, 200});
+    for (int worker : {0, 1, 2}) EXPECT_EQ(job.receive(worker, 8), Floats({300, 600}));
+  }
+}
+
+TEST_P(Heirs, GoOnBehindARoundWhoseValueNobodyHasWhoIsLeft) {
+  HeirsJob job(3, outliving(GetParam()));
+  job.define();
+  job.server.inherit(kLost);
+  job.claim_without_value(0, 7);
+  for (int worker : {1, 2}) job.claim_round_alone(worker, 7);
+  job.must_be_asked(0);
+  job.server.dismiss_worker(0);
+  for (int worker : {1, 2}) job.push(worker, 8, {1, 2});
+  for (int worker : {1, 2}) EXPECT_EQ(job.receive(worker, 8), Floats({2, 4}));
+}
+
+TEST_P(Heirs, RefuseAClaimOfARoundAloneWhereAnotherWorkerLacksItsValue) {
+  HeirsJob job(2, with());
+  job.define();
+  job.server.inherit(kLost);
+  job.claim_round_alone(1, 7);
+  job.claim(0, 6, {9, 9});
+  EXPECT_NE(job.failure().find("of a later round than another worker can have missed"), std::string::npos);
+
+  HeirsJob other(2, with());
+  other.define();
+  other.server.inherit(kLost);
+  other.claim(1, 7, {1, 2}, kKey, Claimed::kRoundAlone);  // with one, after all
+  EXPECT_NE(other.failure().find("unexpected"), std::string::npos);
+}
+
 TEST_P(Heirs, TakeAValueUnaskedFromWhoLeaves) {
   HeirsJob job(2, with());
   job.define();

@@ -259,6 +259,25 @@ TEST_P(HandedOver, MayBeInheritedAnew) {
   EXPECT_NE(job.failure().find("of no key, or of another server's"), std::string::npos);
 }
 
+TEST_P(HandedOver, MayBeInheritedAnewBeforeAValueComesThatItWasAskedFor) {
+  constexpr uint32_t kElements = kClaimedAtOnce / sizeof(float) + 1;
+  HeirsJob job(2, with());
+  KeyPlan plan;
+  plan.wire_key = kKey;
+  plan.elements = 2 * kElements;
+  plan.slice_elements = kElements;
+  job.server.define(plan, "key", 0);
+  const Floats value(kElements, 3);
+  job.server.inherit(kLost);
+  job.claim(0, 7, value);  // of the time before
+  for (int worker : {0, 1}) job.claim_without_value(worker, 7);
+  job.must_be_asked(1);
+  job.claim(1, 7, value);
+  for (int worker : {0, 1}) job.push(worker, 8, value);
+  for (int worker : {0, 1}) EXPECT_EQ(job.receive(worker, 8), Floats(kElements, 6));
+  EXPECT_FALSE(job.server.error());
+}
+
 TEST_P(HandedOver, LeavesWhatAnotherOneHasLost) {
   ServerOptions options = with();
   options.node.label = "server 1 (test)";
@@ -292,8 +311,10 @@ TEST_P(HandedOver, GivesItsMemoryBackOnceNobodyBorrowsIt) {
   job.server.define(plan, "large", 0);
   const uint64_t before = job.server.counters().value_bytes;
   job.server.inherit(kLost);
-  job.claim(0, 7, Floats(kElements, 1));
+  job.claim_without_value(0, 7);
   job.claim_nothing_more(0);
+  job.must_be_asked(0);
+  job.claim(0, 7, Floats(kElements, 1));
   EXPECT_TRUE(eventually([&] { return !job.server.awaits_claims(); }));
   job.push(0, 8, Floats(kElements, 2));
   ASSERT_TRUE(job.peer(0).readable(kDeadlineMs));

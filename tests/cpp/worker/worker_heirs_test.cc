@@ -322,6 +322,55 @@ TEST(WorkerHeirs, HaveWhatIsOfAServerThatWasLostBeforeTheWorkerCame) {
   EXPECT_TRUE(worker.lost_servers().empty());
 }
 
+TEST(WorkerHeirs, HearOnlyOfTheRoundWhoseValueAWorkerHasJoinedWithout) {
+  for (const uint32_t elements : {2u, 1024u}) {  // which would go along with a claim, and not
+    TwoServers job;
+    const int key = job.worker.declare("key", 2 * elements, DType::kFloat32, {});
+    KeyPlan plan = plan_of(7, 2 * elements);
+    plan.slice_elements = elements;
+    job.worker.agree(key, plan, /*catches_up=*/true);
+    job.worker.ask_for_round_alone(key);
+    job.landing.assign(2 * elements, 1);
+    job.worker.init(key, nullptr, job.landing.data(), 0, job.results.expect(0));
+    for (RawPeer* server : {&job.lost, &job.heir}) {
+      Header answer = server->must_receive();
+      EXPECT_EQ(answer.part, static_cast<uint8_t>(InitPart::kRoundAlone));
+      EXPECT_EQ(answer.encoding, static_cast<uint8_t>(Encoding::kAbsent));
+      answer.kind = FrameKind::kValue;
+      answer.round = 5;
+      answer.part = 0;
+      server->send(answer);
+    }
+    ASSERT_TRUE(job.results.wait_for(1));
+    job.lose_server();
+    const Header claim = job.heir.must_receive();
+    EXPECT_EQ(claim.kind, FrameKind::kClaim);
+    EXPECT_EQ(claim.part, static_cast<uint8_t>(Claimed::kRoundAlone));
+    EXPECT_EQ(claim.encoding, static_cast<uint8_t>(Encoding::kAbsent));
+    EXPECT_EQ(claim.round, 5u);
+    EXPECT_EQ(inits_of(claim), 1u);
+    job.must_claim_nothing_more();
+    const Floats sum(elements, 3);
+    job.worker.push(key, job.landing.data(), job.landing.data(), 0, {}, job.results.expect(1));
+    for (uint32_t slice : {0u, 1u}) {
+      const Header push = job.heir.must_receive();
+      EXPECT_EQ(push.round, 6u);
+      EXPECT_EQ(push.slice, slice);
+      TwoServers::answer(job.heir, push, sum);
+    }
+    ASSERT_TRUE(job.results.wait_for(2));
+    EXPECT_EQ(job.landing, Floats(2 * elements, 3));
+    job.worker.init(key, job.landing.data(), job.landing.data(), 0, job.results.expect(2));  // that of all
+    for (uint32_t slice : {0u, 1u}) {
+      const Header init = job.heir.must_receive();
+      EXPECT_EQ(init.slice, slice);
+      EXPECT_EQ(init.part, static_cast<uint8_t>(InitPart::kOfAll));
+      TwoServers::answer(job.heir, init, sum);
+    }
+    ASSERT_TRUE(job.results.wait_for(3));
+  }
+}
+
 TEST(WorkerHeirs, AreOnlyThoseOfAWorkerThatIsToldSo) {
   TwoServers job(/*outlives=*/false);
   Worker other(0, 2, TwoServers::options(false));

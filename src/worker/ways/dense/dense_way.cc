@@ -177,6 +177,12 @@ int Worker::declare(std::string name, uint64_t elements, DType dtype, const Comp
   return impl_->add_key<DenseWay>(std::move(name), declared);
 }
 
+void Worker::ask_for_round_alone(int key) {
+  auto& way = impl_->way_of<DenseWay>(key, "is not dense, so it cannot be entered without its value");
+  MutexLock lock(impl_->mutex_);
+  way.key.next_init = InitPart::kRoundAlone;
+}
+
 void Worker::set_momentum(int key, double momentum, double clip_norm) {
   auto& way = impl_->way_of<DenseWay>(key, "is not dense, so it has no momentum");
   MutexLock lock(impl_->mutex_);

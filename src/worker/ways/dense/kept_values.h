@@ -43,8 +43,9 @@ class KeptValues {
   // no server sends that one before all have this one.
   Frame claim(uint32_t index, size_t offset, size_t bytes) {
     if (index >= slices_.size() || slices_[index].what == Claimed::kNothing) return {nothing_claimed()};
-    slices_[index].is_owed = true;
-    return bytes > kClaimedAtOnce ? claim_without_value(slices_[index]) : owed(index, offset, bytes);
+    slices_[index].is_owed = slices_[index].what != Claimed::kRoundAlone;
+    return bytes > kClaimedAtOnce || !slices_[index].is_owed ? claim_without_value(slices_[index])
+                                                             : owed(index, offset, bytes);
   }
   Frame owed(uint32_t index, size_t offset, size_t bytes) {
     if (index >= slices_.size() || !std::exchange(slices_[index].is_owed, false)) return {nothing_claimed()};

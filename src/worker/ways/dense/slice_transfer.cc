@@ -99,7 +99,7 @@ bool SliceTransfer::may_come(const Header& header, const Slice& slice) const {
     return is_round() && expected.codec() != nullptr && encoding == expected.encoding;
   }
   if (encoding == Encoding::kPlain) return kind != Kind::kStore;
-  if (encoding == Encoding::kAbsent) return kind == Kind::kStore || kind == Kind::kSkip;
+  if (encoding == Encoding::kAbsent) return kind == Kind::kStore || kind == Kind::kSkip || asks_for_round_alone();
   if (plan.takes_steps()) return is_round() && encoding == way_.codec.encoding;
   const bool may_be_sum = is_round() || (kind == Kind::kInit && header.round > 0);
   return may_be_sum && encoding == plan.codec_of_sums().if_shorter(slice.elements).encoding;
@@ -144,7 +144,10 @@ const char* SliceTransfer::decode(Frame& answer) {
 
 void SliceTransfer::keep(const Header& answer, const void* payload) {
   const bool has_come = static_cast<Encoding>(answer.encoding) != Encoding::kAbsent;
-  const Claimed what = has_come ? Claimed::kValue : sums_nothing(answer) ? Claimed::kSumOfNothing : Claimed::kStayed;
+  const Claimed what = has_come                 ? Claimed::kValue
+                       : sums_nothing(answer)   ? Claimed::kSumOfNothing
+                       : asks_for_round_alone() ? Claimed::kRoundAlone
+                                                : Claimed::kStayed;
   if (kind == Kind::kSkip) settings_.scalars = answer.scalars;  // of a push they are its own
   way_.landed->note(answer, what, kind == Kind::kInit, settings_);
   const Slice slice = slice_at(*key_.plan, answer.slice);

@@ -50,6 +50,7 @@ class SliceTransfer final : public Transfer {
     return kind == Kind::kSkip && key_.plan->is_synchronous() && answer.part == 1 &&
            static_cast<Encoding>(answer.encoding) == Encoding::kAbsent;
   }
+  bool asks_for_round_alone() const { return kind == Kind::kInit && key_.next_init == InitPart::kRoundAlone; }
   // Of a key that takes steps: how many elements of the slice leave, and what does.
   size_t elements_to_send(const Header& header, const Slice& slice) const;
   void size_step(Header& header, const Slice& slice) const;
