@@ -5,13 +5,14 @@ pieces that are under way.
 
 from __future__ import annotations
 
-from typing import Any, List, Protocol, Tuple
+from collections import deque
+from typing import Any, Deque, List, Protocol, Tuple
 
 import numpy as np
 
 # Of one piece: enough for what a link of 1 Gbit/s holds in a quarter of a second, and nothing beside what is sent so.
 PIECE_BYTES = 16 << 20
-_WINDOW = 4  # pieces that are handed over at once
+_AT_ONCE = 2  # pieces that are handed over in one store, and behind them as many in the next one
 
 
 class Stream(Protocol):
@@ -47,26 +48,38 @@ class Bytes:
 
 def hand_over(session, store: int, total: int, giver: int, takes: bool, stream: Stream, what: str) -> bool:
     """On every worker at the same point: `total` bytes, which is more than 0, of worker `giver`, to those who `take`
-    them. The others only wait. `store`: one that has no keys, nor has it any behind this; `what`: is waited for. False
-    on those who take, if the giver was lost: the job goes on, and they cannot, as what is under way may still land."""
+    them. The others only wait. `store`: this one and the next have no keys, nor have they any behind this; `what`: is
+    waited for. False on those who take, if the giver was lost: the job goes on, and they cannot, as what is under way
+    may still land."""
     is_giver = session.rank == giver
     pieces = [min(PIECE_BYTES, total - at) for at in range(0, total, PIECE_BYTES)]
-    for first in range(0, len(pieces), _WINDOW):
-        under_way: List[Tuple] = []
-        for number, count in enumerate(pieces[first : first + _WINDOW]) if takes or is_giver else ():
+    under_way: Deque[Tuple[int, List[Tuple]]] = deque()
+
+    def begin(store: int, counts: List[int]) -> None:
+        begun = []
+        for number, count in enumerate(counts) if takes or is_giver else ():
             key = session.declare("piece %d" % number, (count,), "uint8", store)
             places, array = stream.next(count), np.empty(count, np.uint8)
             if is_giver:
                 stream.read(places, array)
             session.core.hand_over(key.handle)
-            under_way.append((session.init(key, array if is_giver else None, array), places, array))
-        if not session.wait([one[0] for one in under_way], what, unless=lambda: giver not in session.members):
+            begun.append((session.init(key, array if is_giver else None, array), places, array))
+        under_way.append((store, begun))
+
+    def finish() -> bool:
+        store, begun = under_way.popleft()
+        if not session.wait([one[0] for one in begun], what, unless=lambda: giver not in session.members):
             return False
-        if takes:
-            for _, places, array in under_way:
-                stream.write(places, array)
+        for _, places, array in begun if takes else ():
+            stream.write(places, array)
         session.release(store)
-    return True
+        return True
+
+    for first in range(0, len(pieces), _AT_ONCE):
+        if len(under_way) == 2 and not finish():
+            return False
+        begin(store + first // _AT_ONCE % 2, pieces[first : first + _AT_ONCE])
+    return all(finish() for _ in range(len(under_way)))
 
 
 def give(session, store: int, total: int, giver: int, stream: Stream) -> bool:
