@@ -68,6 +68,13 @@ def growing(first, last, join_at=JOIN_AT):
     return lambda step: list(range(first if step < join_at else last))
 
 
+def received_bytes():
+    import p3.torch
+
+    stats = p3.torch.stats()
+    return stats["p3/received_bytes"] + stats["p3/local_received_bytes"]
+
+
 def train(mode, folder, *numbers):
     import p3.torch
 
@@ -77,7 +84,10 @@ def train(mode, folder, *numbers):
     rank = p3.torch.rank()
     model = Model(1 if state is None else 2)  # other weights, where they are to come from the others
     optimizer, schedule, options = optimizer_of(mode, model)
+    before = received_bytes()
     optimizer = p3.torch.DistributedOptimizer(optimizer, model, **options)
+    if state is not None and mode == "here":  # the servers have sums alone, which it does not need
+        assert received_bytes() - before < model.hidden.weight.nbytes, received_bytes() - before
     if state is not None:
         schedule.load_state_dict(state["schedule"])
     for step in range(first, STEPS):
