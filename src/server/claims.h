@@ -98,7 +98,7 @@ class Claims {
   // No first value, if none has any. Behind settle().
   const Header& best() const { return best_.header; }
   const void* value() const { return value_.data(); }
-  bool lacks_value() const { return best().part == static_cast<uint8_t>(Claimed::kRoundAlone); }
+  bool lacks_value() const { return !has_its_value(best()); }
   RoundSettings settings() const { return {best().scalars, best_.fields}; }
   uint64_t round_of(int worker) const { return has(worker) ? claimed_[index_of(worker)]->header.round : best().round; }
   uint32_t inits_of_worker(int worker) const {

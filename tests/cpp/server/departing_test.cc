@@ -405,7 +405,7 @@ TEST(OutlivingServer, DropsTheStateOfALoadedValueForTheNextFirstWorkersOwn) {
 // Of keys that are handed over: the others send nothing for them.
 void hand_over(Job& job, int worker, uint32_t key, const std::vector<float>& value = {}) {
   Header header = Job::header(FrameKind::kInit, key, 0, 0, value.size());
-  header.part = 1;
+  header.part = static_cast<uint8_t>(InitPart::kHandedOver);
   if (value.empty()) header.encoding = static_cast<uint8_t>(Encoding::kAbsent);
   job.workers[static_cast<size_t>(worker)].send(header, value.data());
 }

@@ -77,19 +77,14 @@ struct HeirsJob {
     peer(worker).send(made, value.data());
   }
   // Of a value that is to be asked for.
-  void claim_without_value(int worker, uint64_t round, uint32_t key = kKey) {
+  void claim_without_value(int worker, uint64_t round, uint32_t key = kKey, Claimed what = Claimed::kValue) {
     Header made = header(FrameKind::kClaim, round, 0, key);
-    made.part = static_cast<uint8_t>(Claimed::kValue);
+    made.part = static_cast<uint8_t>(what);
     set_inits(made, 1);
     peer(worker).send(made);
   }
   // Of one that has joined behind that round.
-  void claim_round_alone(int worker, uint64_t round) {
-    Header made = header(FrameKind::kClaim, round, 0);
-    made.part = static_cast<uint8_t>(Claimed::kRoundAlone);
-    set_inits(made, 1);
-    peer(worker).send(made);
-  }
+  void claim_round_alone(int worker, uint64_t round) { claim_without_value(worker, round, kKey, Claimed::kRoundAlone); }
   void claim_nothing_more(int worker) { claim<float>(worker, 0, {}, kNoKey); }
   void must_be_asked(int worker, uint32_t key = kKey) {
     const Header ask = peer(worker).must_receive();

@@ -61,6 +61,15 @@ struct TwoServers {
     worker.inherit(0, 1, {0});
     EXPECT_TRUE(worker.lost_servers().empty());
   }
+  // The heir, for a value.
+  void ask(uint32_t wire_key = 7, uint32_t slice = 0) {
+    Header ask;
+    ask.kind = FrameKind::kAsk;
+    ask.key = wire_key;
+    ask.slice = slice;
+    ask.encoding = static_cast<uint8_t>(Encoding::kAbsent);
+    heir.send(ask);
+  }
   Header must_claim(uint32_t key, uint64_t round, const std::vector<float>& value, uint32_t inits = 1) {
     return must_claim_to(heir, key, round, value, inits);
   }

@@ -87,14 +87,6 @@ struct LargeKey : TwoServers {
     EXPECT_EQ(inits_of(claim), 1u);
     must_claim_nothing_more();
   }
-  void ask(uint32_t wire_key = 7, uint32_t slice = 0) {
-    Header ask;
-    ask.kind = FrameKind::kAsk;
-    ask.key = wire_key;
-    ask.slice = slice;
-    ask.encoding = static_cast<uint8_t>(Encoding::kAbsent);
-    heir.send(ask);
-  }
   void push() {
     worker.push(handle, landing.data(), landing.data(), 0, {}, results.expect(1));
     for (uint32_t slice : {0u, 1u}) answer(heir, must_push(slice), std::vector<float>(kSlice, 5));

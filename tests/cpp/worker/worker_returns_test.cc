@@ -59,11 +59,7 @@ TEST(WorkerReturns, AreToldNothingByAnAnswerToTheHeirWhoHasHandedOver) {
   LostServer job;
   job.take_back();
   job.must_claim_to_the_returned(0, {1, 2});
-  Header ask;
-  ask.kind = FrameKind::kAsk;
-  ask.key = 7;
-  ask.encoding = static_cast<uint8_t>(Encoding::kAbsent);
-  job.heir.send(ask);
+  job.ask();
   job.begin_push(1);
   TwoServers::answer(job.lost, LostServer::must_push(job.lost, 0, 1), {11, 22});
   TwoServers::answer(job.heir, LostServer::must_push(job.heir, 1, 1), {33, 44});
