@@ -38,10 +38,10 @@ def run(
     """See Launcher. A job that fails is started again, at most `restarts` times, within `timeout_s` for all of them.
     Each start has an engine of its own. `pause_s`: the shortest wait for another try, which doubles; see restarts.py.
 
-    Not one that was interrupted, and not one that failed before all its processes were connected: what is wrong there,
-    like a mistake in the command, a new start would not mend. With `bounds` it comes back on those of `read_hosts` that
-    answer, with as many workers as they have slots for; such a start is tried again wherever it fails, as hosts come
-    and go. ConfigError if the job cannot be started as asked.
+    Not one that was interrupted, and not one whose first start failed before all its processes were connected: what is
+    wrong there, like a mistake in the command, a new start would not mend. Later starts are tried again wherever they
+    fail, as hosts and processes may die at any time. With `bounds` it comes back on those of `read_hosts` that answer,
+    with as many workers as they have slots for. ConfigError if the job cannot be started as asked.
     """
     importlib.import_module("p3._core")  # one error here, and not one of each process, where it is not built
     encryption.require(settings)
@@ -59,7 +59,7 @@ def run(
             return code
         for host in launcher.failed_on:
             cooling.failed(host, now)
-        began_before = bounds is not None
+        began_before = True
         pause_now_s = budget.pause_s(pause_s)
         time.sleep(pause_now_s if deadline is None else max(0.0, min(pause_now_s, deadline - now)))
         numbers = ""

@@ -49,6 +49,33 @@ def test_a_host_on_which_starts_fail_is_left_alone_for_longer_each_time():
 # Jobs
 
 
+# Worker 1 of each start of the job: whether it joins, and with which code it ends then.
+BY_STARTS = """
+    import os, pathlib
+    from p3.worker.session import Session
+
+    is_second = os.environ["P3_RANK"] == "1"
+    started = pathlib.Path("started-" + os.environ["P3_RANK"])
+    started.write_text(started.read_text() + "." if started.exists() else ".")
+    joins, code = [(True, 3), (False, 4), (False, 5), (True, 0)][len(started.read_text()) - 1]
+    if is_second and not joins:
+        os._exit(code)
+    with Session.open() as session:
+        if is_second and code:
+            os._exit(code)
+        session.barrier()
+    print("done", flush=True)
+"""
+
+
+def test_a_job_that_has_begun_starts_again_also_if_the_next_start_fails_before_it_begins(run_job):
+    finished = run_job(BY_STARTS, options=("--restarts", "3", "--restart-pause", "0.1"))
+    assert finished.code == 0, finished
+    for restart, code in ((1, 3), (2, 4), (3, 5)):
+        assert "exit code %d; restarting it (restart %d of 3)" % (code, restart) in finished.err
+    assert finished.out.count("] done\n") == 2
+
+
 def test_starts_that_cannot_reach_the_host_are_counted_and_the_job_ends_without_the_worker(tmp_path, processes):
     for name in ("alpha", "beta"):
         (tmp_path / (name + ".up")).touch()
