@@ -190,6 +190,11 @@ cdef extern from "p3/captured.h" namespace "p3" nogil:
         shared_ptr[char] data
 
 
+cdef extern from "p3/groups.h" namespace "p3" nogil:
+    cdef cppclass Groups:
+        pass
+
+
 cdef extern from "p3/worker.h" namespace "p3" nogil:
     cdef struct KeyCounters:
         uint64_t rounds
@@ -205,6 +210,8 @@ cdef extern from "p3/worker.h" namespace "p3" nogil:
         void add_server(int, unique_ptr[Stream], string) except +raise_as_python
         void add_heir(int, int, string) except +raise_as_python
         void add_local(int, unique_ptr[Stream], string) except +raise_as_python
+        void add_member(int, unique_ptr[Stream], string) except +raise_as_python
+        void join_groups(const Groups&) except +raise_as_python
         void add_watch(unique_ptr[Stream], string) except +raise_as_python
         void replace_watch(unique_ptr[Stream]) except +raise_as_python
         void inherit(int, int, const vector[int]&) except +raise_as_python
@@ -305,8 +312,9 @@ cdef extern from "binding/arguments.h" namespace "p3::binding" nogil:
     Compression compression_of(const string&, const cmap[string, double]&) except +raise_as_python
     NodeOptions node_options(string, double, double, cbool, int, cbool, cbool) except +raise_as_python
     ServerOptions server_options(
-        NodeOptions, cbool, int, const vector[int]&, cbool, cbool
+        NodeOptions, cbool, int, const vector[int]&, cbool, const vector[int]&, int, cbool
     ) except +raise_as_python
+    Groups groups_of(int, const vector[int]&, const vector[int]&) except +raise_as_python
     SharedFields shared_fields(const vector[double]&) except +raise_as_python
     vector[uint8_t] parts_of(const OptimizerSpec&, DType) except +raise_as_python
     vector[string] c_state_names "p3::binding::state_names"(const OptimizerSpec&) except +raise_as_python

@@ -367,6 +367,14 @@ cdef class P3Worker:
         """
         self.core.add_local(worker, stream_of(fd, ring, made_ring, NULL), label)
 
+    def add_member(self, int worker, int fd, str label not None, *, ring=(), cbool made_ring=False, Tls tls=None):
+        """As add_local, to another worker that is in a group with this one."""
+        self.core.add_member(worker, stream_of(fd, ring, made_ring, released(tls)), label)
+
+    def join_groups(self, int workers, sizes not None, homes not None):
+        """Behind these: the sizes of groups, of groups of groups, and so on; and the home of each server."""
+        self.core.join_groups(groups_of(workers, sizes, homes))
+
     def add_watch(self, int fd, str label not None, *, Tls tls=None):
         self.core.add_watch(stream_of(fd, (), False, released(tls)), label)
 

@@ -1,15 +1,17 @@
 cdef class P3Server:
     """include/p3/server.h says what its options and methods do; as P3Worker where the names are the same.
 
-    `machines`: of each worker; None: each has one of its own.
+    `machines`: of each worker; None: each has one of its own. `groups`: the group of each worker, if there are any, and
+    `group_leader`, who leads them for this server, by place.
     """
 
     cdef Server* core
     cdef pid_t process
 
     def __cinit__(self, int rank, int num_servers, int num_workers, label, *, sum_order="rank", int threads=0,
-                  machines=None, cbool local_aggregation=True, cbool outlives_workers=False, double heartbeat_s=1.0,
-                  double timeout_s=10.0, int trace_fd=-1, cbool checksums=False, cbool outlives_scheduler=False):
+                  machines=None, cbool local_aggregation=True, groups=(), int group_leader=0,
+                  cbool outlives_workers=False, double heartbeat_s=1.0, double timeout_s=10.0, int trace_fd=-1,
+                  cbool checksums=False, cbool outlives_scheduler=False):
         if sum_order not in ("rank", "arrival"):
             raise ValueError(f"sum_order is 'rank' or 'arrival', not {sum_order!r}")
         if threads < 0:
@@ -18,8 +20,8 @@ cdef class P3Server:
             rank, num_servers, num_workers,
             server_options(options_of(label, heartbeat_s, timeout_s, trace_fd, checksums, outlives_scheduler),
                            sum_order == "arrival", threads,
-                           range(max(num_workers, 0)) if machines is None else machines, local_aggregation,
-                           outlives_workers))
+                           range(max(num_workers, 0)) if machines is None else machines, local_aggregation, groups,
+                           group_leader, outlives_workers))
         self.core = core.release()
         self.process = getpid()
 

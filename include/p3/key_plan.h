@@ -105,6 +105,12 @@ struct KeyPlan {
   // Whether the workers of a machine may add up what they have for the servers, and encode the sum: each clock of
   // staleness is one worker's, and so is the momentum of a codec that makes steps.
   bool adds_up_on_machine() const { return !codec.makes_steps() && is_synchronous(); }
+  // Whether groups of workers may do so, each of whom leads for some servers: what travels between machines stays as it
+  // is, so nothing of it may be encoded; and norms, which are few bytes that all wait for, go the shortest way.
+  bool adds_up_in_groups() const {
+    return is_synchronous() && !has_rows() && !is_gathered() && !takes_steps() && !tells_norms() &&
+           codec.codec() == nullptr && value_codec.codec() == nullptr;
+  }
 };
 
 class Optimizer;

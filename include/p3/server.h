@@ -41,6 +41,9 @@ struct ServerOptions {
   // The leader of a machine with several workers pushes for all of them, and gets the value for them, of keys that add
   // up there.
   bool local_aggregation = true;
+  // Groups of workers, by whom this server's slices are added up and passed on in place of machines', of keys that add up
+  // in groups; with the leaders that they have for this server. Needs that no machine with several workers has one.
+  std::optional<Machines> groups;
   // Goes on without a worker that is lost, for good or until another process takes its place. Needs local_aggregation
   // false.
   bool outlives_workers = false;

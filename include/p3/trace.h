@@ -38,7 +38,7 @@ enum class TraceKind : uint8_t {
   kEnd = 11,          // the recording was closed: nothing is missing
 };
 
-// Not a worker's server or a server's worker, but another worker of the same machine.
+// Not a worker's server or a server's worker, but another worker of the same machine, or group.
 constexpr int kNoPeer = -1;
 constexpr int local_peer(int rank) { return -2 - rank; }
 

@@ -27,6 +27,7 @@
 #include "p3/dtype.h"
 #include "p3/error.h"
 #include "p3/factors.h"
+#include "p3/groups.h"
 #include "p3/lateness.h"
 #include "p3/node.h"
 #include "p3/optimizer.h"
@@ -103,6 +104,12 @@ class Worker {
   // own operation on a dense key is complete when the value has left to all of them. Init, fetch, store and the move to
   // another plan stay between each worker and the servers.
   void add_local(int worker, std::unique_ptr<Stream> stream, std::string label);
+  // In place of that, before start(): a stream to another worker that is in a group with this one, of rank `worker`, which
+  // gets one to this one; then, behind all of these (Groups::members), the groups, the same in all workers. In rounds of keys
+  // that add up in groups (KeyPlan::adds_up_in_groups) slices go through leaders, as through that of a machine; all else
+  // stays between each worker and the servers. Not with NodeOptions::outlives_servers.
+  void add_member(int worker, std::unique_ptr<Stream> stream, std::string label);
+  void join_groups(const Groups& groups);
   // Throws Error(kUsage) if a server is missing.
   void start();
 

@@ -60,15 +60,21 @@ NodeOptions node_options(std::string label, double heartbeat_s, double timeout_s
 }
 
 ServerOptions server_options(NodeOptions node, bool by_arrival, int threads, const std::vector<int>& machines,
-                             bool local_aggregation, bool outlives_workers) {
+                             bool local_aggregation, const std::vector<int>& groups, int group_leader,
+                             bool outlives_workers) {
   ServerOptions options;
   options.node = std::move(node);
   options.sum_order = by_arrival ? SumOrder::kArrival : SumOrder::kRank;
   options.threads = threads;
   options.machines = Machines(machines);
   options.local_aggregation = local_aggregation;
+  if (!groups.empty()) options.groups = Machines(groups, group_leader);
   options.outlives_workers = outlives_workers;
   return options;
+}
+
+Groups groups_of(int workers, const std::vector<int>& sizes, const std::vector<int>& homes) {
+  return {workers, sizes, homes};
 }
 
 SharedFields shared_fields(const std::vector<double>& values) { return std::make_shared<const FieldValues>(values); }

@@ -31,8 +31,12 @@ Compression compression_of(const std::string& type, const std::map<std::string, 
 // Takes the descriptor over. -1: no trace.
 NodeOptions node_options(std::string label, double heartbeat_s, double timeout_s, bool checksums, int trace_fd,
                          bool outlives_scheduler, bool outlives_servers = false);
+// `groups`: of each worker; none: there are none. `group_leader`: who leads them for this server, by place.
 ServerOptions server_options(NodeOptions node, bool by_arrival, int threads, const std::vector<int>& machines,
-                             bool local_aggregation, bool outlives_workers);
+                             bool local_aggregation, const std::vector<int>& groups, int group_leader,
+                             bool outlives_workers);
+
+Groups groups_of(int workers, const std::vector<int>& sizes, const std::vector<int>& homes);
 
 SharedFields shared_fields(const std::vector<double>& values);
 

@@ -17,9 +17,9 @@ struct ServerKey {
   KeyPlan plan;
   std::string name;
   int store = 0;
-  const Machines* machines = nullptr;              // the server's
+  const Machines* machines = nullptr;              // the server's; its groups, if the key adds up there
   const std::atomic<int>* first_worker = nullptr;  // the server's: see first()
-  // Whether the leader of each machine pushes for all its workers, and gets the value for them.
+  // Whether the leader of each machine, or group, pushes for all its workers, and gets the value for them.
   bool aggregated = false;
   // Of its store, if that has a key of norms.
   StoreNorm* norm = nullptr;

@@ -10,7 +10,7 @@ Machines::Machines(int num_workers) : machine_of_(static_cast<size_t>(num_worker
   for (int worker : machine_of_) workers_.push_back({worker});
 }
 
-Machines::Machines(const std::vector<int>& machine_of_worker) {
+Machines::Machines(const std::vector<int>& machine_of_worker, int leader) : leader_(leader) {
   std::map<int, int> numbers;
   for (int given : machine_of_worker) {
     const int machine = numbers.emplace(given, static_cast<int>(numbers.size())).first->second;

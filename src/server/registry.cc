@@ -15,12 +15,13 @@ void Registry::define(const KeyPlan& plan, std::string name, int store) {
   check(plan.value_codec);
   auto entry = std::make_unique<Entry>();
   ServerKey& key = entry->key;
-  key.machines = &machines_;
+  const bool in_groups = groups_ != nullptr && plan.adds_up_in_groups();
+  key.machines = in_groups ? groups_ : &machines_;
   key.first_worker = &host_.first_worker;
   key.plan = plan;
   key.name = std::move(name);
   key.store = store;
-  key.aggregated = aggregates_ && plan.adds_up_on_machine();
+  key.aggregated = in_groups || (aggregates_ && plan.adds_up_on_machine());
   require(key, problem_with(plan));
   require(key, problem_with_servers(plan, num_servers_));
   require(key, problem_with(plan, machines_.num_workers(), host_.outlives_workers));

@@ -22,13 +22,15 @@ namespace p3 {
 class Registry {
  public:
   // Server `rank` of `num_servers`. Shards are shared out to `threads` threads. `aggregates`: leaders push for their
-  // machines. All references outlive it.
-  Registry(int rank, int num_servers, int threads, const Machines& machines, bool aggregates, ShardHost& host)
+  // machines. `groups`: or for these; null: there are none. All references outlive it.
+  Registry(int rank, int num_servers, int threads, const Machines& machines, bool aggregates, const Machines* groups,
+           ShardHost& host)
       : rank_(rank),
         num_servers_(num_servers),
         threads_(threads),
         machines_(machines),
         aggregates_(aggregates),
+        groups_(groups),
         host_(host) {}
 
   int rank() const { return rank_; }
@@ -104,6 +106,7 @@ class Registry {
   const int rank_, num_servers_, threads_;
   const Machines& machines_;
   const bool aggregates_;
+  const Machines* const groups_;
   ShardHost& host_;
   size_t next_thread_ = 0;
 

@@ -34,11 +34,12 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
         rank_(rank),
         num_servers_(num_servers),
         machines_(options.machines.value_or(Machines(std::max(num_workers, 0)))),
+        groups_(options.groups),
         sums_in_receiver_(options.threads == 0),
         workers_(static_cast<size_t>(std::max(num_workers, 0))),
         seniority_(workers_.size()),
         queues_(static_cast<size_t>(std::max(options.threads, 1))),
-        estates_(registry_of(rank, options.local_aggregation && machines_.count() < machines_.num_workers())),
+        estates_(registry_of(rank, machines_have_leaders(options))),
         registry_(estates_.own()),
         transport_(std::move(options.node), *this) {
     if (num_workers < 1 || rank < 0 || rank >= num_servers)
@@ -47,9 +48,14 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     if (machines_.num_workers() != num_workers)
       refuse_call("the machines of " + std::to_string(machines_.num_workers()) + " workers are known, but there are " +
                   std::to_string(num_workers) + ".");
-    if (outlives_workers && options.local_aggregation)
+    if (groups_ && groups_->num_workers() != num_workers)
+      refuse_call("the groups of " + std::to_string(groups_->num_workers()) + " workers are known, but there are " +
+                  std::to_string(num_workers) + ".");
+    if (groups_ && machines_have_leaders(options))
+      refuse_call("workers cannot have leaders of their machines and of groups: set local_aggregation to false.");
+    if (outlives_workers && (options.local_aggregation || groups_))
       refuse_call(
-          "nobody can go on without the leader of a machine: set local_aggregation to false with "
+          "nobody can go on without a leader: set local_aggregation to false, and have no groups, with "
           "outlives_workers.");
     std::iota(seniority_.begin(), seniority_.end(), 0);
   }
@@ -220,7 +226,7 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     }
     const bool pushes = is_push(header.kind);
     if (pushes && ends_round(header, task.payload.data()))
-      note_lateness(worker, header, shard.turns.note_push(worker, header, Clock::now()));
+      note_lateness(task.shard->key, worker, header, shard.turns.note_push(worker, header, Clock::now()));
     else if (header.kind == FrameKind::kInit) {
       if (static_cast<InitPart>(header.part) == InitPart::kHandedOver) shard.turns.hand_over();
       task.nth_init =
@@ -740,7 +746,10 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
 
   std::unique_ptr<Registry> registry_of(int rank, bool aggregates) {
     return std::make_unique<Registry>(rank, num_servers_, static_cast<int>(queues_.size()), machines_, aggregates,
-                                      *this);
+                                      groups_ ? &*groups_ : nullptr, *this);
+  }
+  bool machines_have_leaders(const ServerOptions& options) const {
+    return options.local_aggregation && machines_.count() < machines_.num_workers();
   }
 
   void note_lost_workers(Shard& shard) {
@@ -786,14 +795,16 @@ class ServerNode final : public Server, public Transport::Handler, public ShardH
     }
   }
 
-  void note_lateness(int worker, const Header& push, double late_s) {
+  void note_lateness(const ServerKey& key, int worker, const Header& push, double late_s) {
     MutexLock lock(lateness_mutex_);
     if (push.of_machine == 0) return workers_[index_of(worker)].lateness.note(push.round, late_s);
-    for (int each : machines_.workers(machines_.of(worker))) workers_[index_of(each)].lateness.note(push.round, late_s);
+    for (int each : key.machines->workers(key.machines->of(worker)))
+      workers_[index_of(each)].lateness.note(push.round, late_s);
   }
 
   const int rank_, num_servers_;
   const Machines machines_;
+  const std::optional<Machines> groups_;
   const bool sums_in_receiver_;
   std::vector<WorkerState> workers_;  // by rank
   std::vector<int> seniority_;        // receiver thread: who has not departed, in the order of coming

@@ -58,14 +58,13 @@ struct Key final : Lender {
     return active && operations.front().plan != nullptr ? *operations.front().plan : *plan;
   }
 
-  // --- local aggregation -------------------------------------------------------------------------------------------
-  bool by_leader = false;                   // its rounds go through the leader of this machine, another worker
+  // --- sums of a machine; or of groups, where each is so of some shards --------------------------------------------
+  bool by_leader = false;                   // its rounds go through a leader, another worker
   std::shared_ptr<MachineSum> machine_sum;  // this worker leads, and adds up its rounds
   bool adds_up() const { return by_leader || machine_sum != nullptr; }
   // Nothing is under way, and so nothing that it lent; nor does anything wait but a move that no round has begun. On a
   // leader: nor has a push of another worker come.
   bool is_idle() const { return !active && operations.empty() && !moves && machine_sum.use_count() <= 1; }
-  bool sums_here() const { return machine_sum != nullptr && transfer().is_round(); }
 
   void taken_back() override { frame_left(*this); }
 };

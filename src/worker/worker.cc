@@ -12,7 +12,7 @@ namespace p3 {
 Worker::Impl::Impl(int its_rank, int num_servers, NodeOptions options)
     : WayHost(its_rank, options.outlives_servers),
       num_servers_(num_servers),
-      leader_(rank, transport_, van_of_server_),
+      leader_(rank, num_servers, transport_, van_of_server_),
       transport_(std::move(options), *this) {
   if (num_servers < 1) refuse_call("a job needs at least one server, not " + std::to_string(num_servers));
   van_of_server_.assign(static_cast<size_t>(num_servers), -1);
@@ -89,14 +89,23 @@ void Worker::replace_watch(std::unique_ptr<Stream> stream) { impl_->transport_.r
 
 void Worker::add_local(int worker, std::unique_ptr<Stream> stream, std::string label) {
   const bool leads = worker > impl_->rank;
-  if (worker < 0 || worker == impl_->rank || impl_->leader_van_ >= 0 || (!leads && impl_->leader_.leads()))
+  if (worker < 0 || worker == impl_->rank || impl_->leader_.follows() || (!leads && impl_->leader_.leads()))
     impl_->refuse_call("worker " + std::to_string(worker) + " cannot be a neighbour");
   const int van = impl_->add_van(std::move(stream), std::move(label), local_peer(worker), /*is_bounded=*/leads);
   if (leads)
     impl_->leader_.add_member(worker, van);
   else
-    impl_->leader_van_ = van;
+    impl_->leader_.follow(van);
 }
+
+void Worker::add_member(int worker, std::unique_ptr<Stream> stream, std::string label) {
+  if (worker < 0 || worker == impl_->rank || impl_->outlives_servers || impl_->leader_.follows())
+    impl_->refuse_call("worker " + std::to_string(worker) + " cannot be in a group with it");
+  // Not bounded: both ends ask, so both must always read. What one makes the other keep is a push of each slice at most.
+  impl_->leader_.add_member(worker, impl_->add_van(std::move(stream), std::move(label), local_peer(worker)));
+}
+
+void Worker::join_groups(const Groups& groups) { impl_->leader_.join(groups); }
 
 void Worker::start() {
   for (int server = 0; server < impl_->num_servers_; ++server)
@@ -133,8 +142,8 @@ void Worker::agree(int handle, const KeyPlan& plan, bool catches_up) {
     key.plan = plan;
     key.catches_up = catches_up;
     if (plan.tells_norms()) impl_->transport_.put_pushes_first();
-    const bool aggregated = plan.adds_up_on_machine();
-    key.by_leader = aggregated && impl_->leader_van_ >= 0;
+    const bool aggregated = impl_->leader_.is_in_groups() ? plan.adds_up_in_groups() : plan.adds_up_on_machine();
+    key.by_leader = aggregated && impl_->leader_.follows();
     if (key.by_leader) key.way->follow_leader();
     if (aggregated && impl_->leader_.leads()) key.machine_sum = impl_->leader_.sum_of(key, plan, 1);
     impl_->add_wire_key(key, handle, plan.wire_key);
@@ -279,7 +288,7 @@ Counters Worker::counters() const {
   Counters counters;
   std::vector<int> away, near;
   for (int van = 0; van < static_cast<int>(impl_->arriving_.size()); ++van)
-    (van == impl_->leader_van_ || impl_->leader_.place_of(van) > 0 ? near : away).push_back(van);
+    (impl_->leader_.is_of_machine(van) ? near : away).push_back(van);
   counters.traffic = impl_->transport_.traffic_with(away);
   counters.local = impl_->transport_.traffic_with(near);
   counters.buffer_bytes = impl_->leader_.pool().bytes_in_use();

@@ -68,7 +68,10 @@ void Worker::Impl::begin_next(Key& key, std::vector<Transport::Outgoing>& frames
       ++key.to_land;
     }
   key.outstanding = key.to_land;
-  if (key.sums_here()) key.outstanding += count * static_cast<uint32_t>(key.machine_sum->frames_from_key());
+  const bool sums_any = key.machine_sum != nullptr && transfer.is_round();
+  if (sums_any)
+    for (uint32_t shard = 0; shard < count; ++shard)
+      if (sums_here(key, shard)) key.outstanding += static_cast<uint32_t>(key.machine_sum->frames_from_key(shard));
   if (operation.is_gated()) {
     key.unready.assign(made.begin(), made.end());
     begin_ready(key, frames);
@@ -76,11 +79,11 @@ void Worker::Impl::begin_next(Key& key, std::vector<Transport::Outgoing>& frames
     for (const Frame& frame : made) begin_frame(key, frame, frames);
   }
   if (key.outstanding == 0) complete_at_once_.push_back(&key);
-  if (key.outstanding == 0 || key.sums_here() || leader_left_) transport_.ask_for_work();
+  if (key.outstanding == 0 || sums_any || !left_.empty()) transport_.ask_for_work();
 }
 
 void Worker::Impl::begin_frame(Key& key, Frame frame, std::vector<Transport::Outgoing>& frames) {
-  if (key.sums_here()) return leader_.bring(key, frame);
+  if (sums_here(key, frame.header.slice)) return leader_.bring(key, frame);
   if (outlives_servers) key.begun[frame.header.slice] = frame;
   if (frame.payload != nullptr || frame.encoder != nullptr) {
     frame.context = static_cast<Lender*>(&key);
@@ -96,14 +99,21 @@ void Worker::Impl::begin_ready(Key& key, std::vector<Transport::Outgoing>& frame
     const Slice slice = slice_at(*key.plan, key.unready.front().header.slice);
     if ((leaves_whole ? key.declared.elements : slice.offset + slice.elements) > ready) return;
     begin_frame(key, key.unready.front(), frames);
+    if (sums_here(key, key.unready.front().header.slice)) transport_.ask_for_work();
     key.unready.pop_front();
-    if (key.sums_here()) transport_.ask_for_work();
   }
 }
 
 int Worker::Impl::van_of(const Key& key, uint32_t shard) const {
-  if (key.transfer().is_round() && key.by_leader) return leader_van_;
-  return serving_van(key.plan_in_use(), shard);
+  const KeyPlan& plan = key.plan_in_use();
+  const int leader =
+      key.by_leader && key.transfer().is_round() ? leader_.leader_van(server_of(plan, shard, num_servers_)) : -1;
+  return leader >= 0 ? leader : serving_van(plan, shard);
+}
+
+bool Worker::Impl::sums_here(const Key& key, uint32_t shard) const {
+  return key.machine_sum != nullptr && key.transfer().is_round() &&
+         leader_.leads(server_of(key.plan_in_use(), shard, num_servers_));
 }
 
 int Worker::Impl::serving_van(const KeyPlan& plan, uint32_t shard) const {
@@ -125,9 +135,10 @@ void* Worker::Impl::receive_into(int van, const Header& header) {
   }
   if (!key.active || header.round != key.round || header.key != key.plan_in_use().wire_key)
     refuse(van, header, "out of turn");
-  if ((header.of_machine != 0) != key.sums_here()) refuse(van, header, "for another number of workers than agreed");
-  if (header.slice >= slice_count(key.plan_in_use()) || key.landed[header.slice] || van_of(key, header.slice) != van)
-    refuse(van, header, "misplaced");
+  if (header.slice >= slice_count(key.plan_in_use())) refuse(van, header, "misplaced");
+  if ((header.of_machine != 0) != sums_here(key, header.slice))
+    refuse(van, header, "for another number of workers than agreed");
+  if (key.landed[header.slice] || van_of(key, header.slice) != van) refuse(van, header, "misplaced");
   if (key.is_unready(header.slice) || (header.of_machine != 0 && !key.machine_sum->is_awaiting(header.slice)))
     refuse(van, header, "an answer to no push");
   if (const char* problem = key.transfer().problem_with(header)) refuse(van, header, problem);
@@ -254,7 +265,7 @@ bool Worker::Impl::work() {
   std::vector<Key*> complete_at_once;
   {
     MutexLock lock(mutex_);
-    if (leader_left_) check_that_nothing_waits_for(leader_van_);
+    for (int van : left_) check_that_nothing_waits_for(van);
     complete_at_once.swap(complete_at_once_);
   }
   for (Key* key : complete_at_once) {
@@ -323,7 +334,7 @@ std::optional<Awaited> Worker::Impl::awaited_from(int van) const {
     if (place > 0 && key.machine_sum != nullptr)
       if (const auto late = key.machine_sum->late(place, Clock::now()))
         return Awaited{Awaited::What::kRound, key.name, late->round};
-    if (place > 0 || !key.active) continue;
+    if (!key.active) continue;
     for (uint32_t i = 0; i < slice_count(key.plan_in_use()); ++i)
       if (!key.landed[i] && van_of(key, i) == van) return Awaited{Awaited::What::kRound, key.name, key.round};
   }
@@ -331,10 +342,10 @@ std::optional<Awaited> Worker::Impl::awaited_from(int van) const {
 }
 
 void Worker::Impl::left(int van) {
-  if (van == leader_van_ || leader_.place_of(van) > 0) {
+  if (leader_.follows_through(van) || leader_.place_of(van) > 0) {
     MutexLock lock(mutex_);
-    leader_left_ = van == leader_van_;
-    if (!leader_left_) leader_.note_departure(van);
+    if (leader_.follows_through(van)) left_.push_back(van);
+    if (leader_.place_of(van) > 0) leader_.note_departure(van);
     check_that_nothing_waits_for(van);
   }
   if (std::find(own_van_.begin(), own_van_.end(), van) != own_van_.end())
@@ -379,7 +390,8 @@ std::optional<Awaited> Worker::Impl::waiting_for_any() const {
   for (const auto& [handle, key] : keys_)
     if (!key.unready.empty()) return Awaited{Awaited::What::kGradient, key.name, key.round};
   std::vector<int> vans = van_of_server_;
-  if (leader_van_ >= 0) vans.push_back(leader_van_);
+  for (int server = 0; server < num_servers_; ++server)
+    if (leader_.leader_van(server) >= 0) vans.push_back(leader_.leader_van(server));
   for (int van : vans)
     if (auto awaited = awaited_from(van)) return awaited;
   return {};

@@ -101,6 +101,8 @@ class Worker::Impl final : public Transport::Handler, public WayHost {
   void begin_frame(Key& key, Frame frame, std::vector<Transport::Outgoing>& frames) P3_REQUIRES(mutex_);
   // Of the round under way, if it is gated: the frames of the slices that are ready by now.
   void begin_ready(Key& key, std::vector<Transport::Outgoing>& frames) P3_REQUIRES(mutex_);
+  // Whether this worker adds up that shard for its machine, or groups, in the operation under way.
+  bool sums_here(const Key& key, uint32_t shard) const P3_REQUIRES(mutex_);
   // Where a shard of the operation under way is, and its answer comes from.
   int van_of(const Key& key, uint32_t shard) const P3_REQUIRES(mutex_);
   // To the server of that shard, or its heir.
@@ -129,8 +131,7 @@ class Worker::Impl final : public Transport::Handler, public WayHost {
   LentBuffers lent_claims_;                          // receiver thread
   bool leaves_ P3_GUARDED_BY(mutex_) = false;        // give_what_is_owed() was called
 
-  int leader_van_ = -1;   // to the leader of this machine, if that is another worker
-  MachineLeader leader_;  // if it is this one
+  MachineLeader leader_;  // of this machine, or of groups: this worker, or who it is
 
   std::vector<std::vector<char>> arriving_;  // receiver thread: by van, the payload being received
 
@@ -140,8 +141,8 @@ class Worker::Impl final : public Transport::Handler, public WayHost {
   int declared_ P3_GUARDED_BY(mutex_) = 0;         // keys ever; the next one's handle
   std::unordered_map<uint32_t, int> handle_of_wire_key_ P3_GUARDED_BY(mutex_);
   std::vector<Key*> complete_at_once_ P3_GUARDED_BY(mutex_);  // whose operation under way asks no other node
-  bool leader_left_ P3_GUARDED_BY(mutex_) = false;
-  size_t pending_ P3_GUARDED_BY(mutex_) = 0;  // operations whose `done` has not returned
+  std::vector<int> left_ P3_GUARDED_BY(mutex_);               // vans to workers that have said goodbye
+  size_t pending_ P3_GUARDED_BY(mutex_) = 0;                  // operations whose `done` has not returned
   std::optional<Error> failure_ P3_GUARDED_BY(mutex_);
   std::vector<Late> late_ P3_GUARDED_BY(mutex_);  // of this machine, if this worker leads it
 

@@ -1,6 +1,6 @@
 // A whole worker: it initialises, pushes and fetches keys of both kinds, and what calls itself its server and its
-// neighbour, which it leads or follows, sends sequences of frames, each possibly changed. Nothing lands outside the
-// arrays that it was given, and every operation ends.
+// neighbour, or the other one of its group, which it leads or follows, sends sequences of frames, each possibly changed.
+// Nothing lands outside the arrays that it was given, and every operation ends.
 #include <array>
 #include <condition_variable>
 #include <mutex>
@@ -102,7 +102,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   FuzzPeer server, neighbour;
   Worker worker(follows ? 1 : 0, 1, fuzz_node("worker (here)", checksums));
   worker.add_server(0, server.connect(), "the server");
-  if (leads || follows) worker.add_local(follows ? 0 : 1, neighbour.connect(), "its neighbour");
+  if ((leads || follows) && apart & 32) {
+    worker.add_member(follows ? 0 : 1, neighbour.connect(), "the other one of its group");
+    worker.join_groups({2, {2}, {0}});
+  } else if (leads || follows) {
+    worker.add_local(follows ? 0 : 1, neighbour.connect(), "its neighbour");
+  }
   worker.start();
   const int key =
       has_factors ? worker.declare_factors("w", {4, 10, 5}, 2) : worker.declare("w", 60, DType::kFloat32, compression);

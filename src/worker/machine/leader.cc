@@ -14,6 +14,39 @@ void MachineLeader::add_member(int rank, int van) {
   members_.push_back({rank, van, false, {}});
   std::sort(members_.begin(), members_.end(),
             [](const Member& one, const Member& other) { return one.rank < other.rank; });
+  seats_.assign(leader_van_.size(), Seats::of_machine(static_cast<int>(members_.size()) + 1));
+}
+
+void MachineLeader::follow(int leader_van) { std::fill(leader_van_.begin(), leader_van_.end(), leader_van); }
+
+void MachineLeader::join(const Groups& groups) {
+  std::vector<int> ranks;
+  for (const Member& each : members_) ranks.push_back(each.rank);
+  std::string problem = groups.problem(static_cast<int>(leader_van_.size()));
+  if (problem.empty() && (rank_ >= groups.workers || ranks != groups.members(rank_)))
+    problem = "this worker is connected to others than their members";
+  if (!problem.empty()) throw Error(ErrorKind::kUsage, label() + ": there are no such groups: " + problem);
+  is_in_groups_ = true;
+  seats_.resize(leader_van_.size());
+  for (int server = 0; server < static_cast<int>(leader_van_.size()); ++server) {
+    const int leader = groups.leader_of(rank_, server);
+    leader_van_[static_cast<size_t>(server)] = leader == rank_ ? -1 : member(place_of_rank(leader)).van;
+    Seats seats;
+    seats.of.resize(members_.size() + 1);
+    seats.levels = groups.levels_of(rank_, server);
+    if (!seats.levels.empty()) seats.of[0] = {0, seats.levels.front().own};
+    for (const Groups::Follower& each : groups.followers_of(rank_, server)) {
+      seats.of[static_cast<size_t>(place_of_rank(each.worker))] = {each.level, each.place};
+      ++seats.followers;
+    }
+    seats_[static_cast<size_t>(server)] = std::move(seats);
+  }
+}
+
+int MachineLeader::place_of_rank(int rank) const {
+  for (size_t i = 0; i < members_.size(); ++i)
+    if (members_[i].rank == rank) return static_cast<int>(i) + 1;
+  return -1;
 }
 
 int MachineLeader::place_of(int van) const {
@@ -23,7 +56,7 @@ int MachineLeader::place_of(int van) const {
 }
 
 std::shared_ptr<MachineSum> MachineLeader::sum_of(const Key& key, const KeyPlan& plan, uint64_t next_round) {
-  Machine machine{{rank_}, pool_, lent_};
+  Machine machine{{rank_}, seats_, pool_, lent_};
   for (const Member& member : members_) machine.ranks.push_back(member.rank);
   return key.way->sum_on(machine, plan, next_round);
 }
@@ -87,12 +120,13 @@ void MachineLeader::add(LocalPush push) {
   trace(transport_.options().trace.get(), TraceKind::kSummed, header, local_peer(rank_of(push.place)));
   if (outcome.push.empty()) return;
   const int server = server_of(sum.plan, header.slice, static_cast<int>(van_of_server_.size()));
+  const int van = leader_van(server) >= 0 ? leader_van(server) : van_of_server_[static_cast<size_t>(server)];
   std::vector<Transport::Outgoing> frames;
   const std::optional<SharedFields>& fields = sum.pushed_fields(header.slice);
   for (Frame frame : outcome.push) {
     frame.goes_by_fields = fields.has_value();
     if (fields) frame.fields = *fields;
-    frames.push_back({van_of_server_[static_cast<size_t>(server)], frame});
+    frames.push_back({van, frame});
   }
   transport_.send(frames, Transport::Write::kHere);
 }

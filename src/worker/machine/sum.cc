@@ -5,13 +5,31 @@
 
 namespace p3 {
 
+Seats Seats::of_machine(int workers) {
+  Seats made;
+  for (int place = 0; place < workers; ++place) made.of.push_back({0, place});
+  made.levels = {{workers, 0}};
+  made.followers = workers - 1;
+  return made;
+}
+
 MachineSum::MachineSum(const Machine& machine, const KeyPlan& its_plan, uint64_t next_round, FrameKind push_kind)
     : plan(its_plan),
       pool_(machine.pool),
       lent_(machine.lent),
       workers_(static_cast<int>(machine.ranks.size())),
       push_kind_(push_kind),
-      shards_(slice_count(plan), {std::vector<uint64_t>(machine.ranks.size(), 0), next_round, {}, {}, {}, {}, false}) {}
+      shards_(slice_count(plan), {std::vector<uint64_t>(machine.ranks.size(), 0), next_round, {}, {}, {}, {}, false}) {
+  const auto num_servers = static_cast<int>(machine.seats.size());
+  for (uint32_t shard = 0; shard < slice_count(plan); ++shard)
+    seats_.push_back(&machine.seats[static_cast<size_t>(server_of(plan, shard, num_servers))]);
+}
+
+int MachineSum::most_contributors(uint32_t shard, int level) const {
+  int most = level > 0 ? 1 : 0;  // of a single worker's push none are told
+  for (int below = 0; below < level; ++below) most *= seats_of(shard).levels[static_cast<size_t>(below)].places;
+  return most;
+}
 
 void MachineSum::note_arrival(int place, const Header& push) {
   Shard& shard = shards_[push.slice];
@@ -24,7 +42,11 @@ const char* MachineSum::problem_with(int place, const Header& push) const {
   if (push.key != plan.wire_key) return "of a plan that its key no longer has";
   if (push.kind != push_kind_) return "unexpected";
   if (push.slice >= shards_.size()) return "of no slice of its key";
-  if (push.of_machine != 0) return "marked as a whole machine's";
+  const int level = seat_of(place, push.slice).level;
+  if (level < 0) return "misplaced";
+  if ((push.of_machine != 0) != (level > 0))
+    return level > 0 ? "of one worker, in place of its group's" : "marked as a whole machine's";
+  if (push.contributors > most_contributors(push.slice, level)) return "of more workers than its group has";
   if (static_cast<DType>(push.dtype) != plan.dtype) return "of another element type than agreed";
   if (const char* problem = problem_with_payload(place, push)) return problem;
   const Shard& shard = shards_[push.slice];
@@ -35,7 +57,9 @@ const char* MachineSum::problem_with(int place, const Header& push) const {
 
 std::optional<Late> MachineSum::late(int place, std::chrono::steady_clock::time_point now) const {
   std::optional<Late> longest;
-  for (const Shard& shard : shards_) {
+  for (uint32_t index = 0; index < shards_.size(); ++index) {
+    if (seat_of(place, index).level < 0) continue;
+    const Shard& shard = shards_[index];
     const uint64_t last = *std::max_element(shard.came.begin(), shard.came.end());
     const double waited_s = seconds_since(shard.first_came, now);
     if (shard.came[static_cast<size_t>(place)] >= last || (longest && longest->waited_s >= waited_s)) continue;
@@ -50,7 +74,8 @@ std::optional<Late> MachineSum::late(int place, std::chrono::steady_clock::time_
 int MachineSum::note(int place, const Frame& frame, bool takes_part) {
   const Header& push = frame.header;
   Shard& shard = shards_[push.slice];
-  const auto contributors = static_cast<uint16_t>(shard.push.contributors + takes_part);
+  const int its = push.of_machine != 0 ? push.contributors : takes_part;
+  const auto contributors = static_cast<uint16_t>(shard.push.contributors + its);
   if (place == 0) shard.push = push;
   shard.push.contributors = contributors;
   return takes_part ? shard.numbers.note(place, push.scalars, frame.fields) : -1;

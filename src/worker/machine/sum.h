@@ -1,5 +1,5 @@
-// One key on the leader of its machine: what the machine's workers push comes in, is put together by their ranks, and
-// leaves as one push. Workers count by their place on the machine; the leader's is 0.
+// One key on the leader of its machine, or group: what the machine's workers push comes in, is put together by their
+// ranks, and leaves as one push. Workers count by their place on the machine; the leader's is 0.
 //
 // Threads: the receiver's alone.
 // Memory:  at most one push per worker of shards whose sum is incomplete, and the sums that have not left.
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/buffer_pool.h"
+#include "p3/groups.h"
 #include "p3/lateness.h"
 #include "p3/slicing.h"
 #include "p3/wire.h"
@@ -21,9 +22,24 @@
 
 namespace p3 {
 
-// What all sums of a machine share.
+// Who pushes the slices of a server to this worker, and where they are added up: on a machine all its workers, at one level;
+// in groups as Groups has it.
+struct Seats {
+  struct Seat {
+    int level = -1;  // -1: none of these come from there
+    int position = 0;
+  };
+  std::vector<Seat> of;               // by place
+  std::vector<Groups::Level> levels;  // none: nobody pushes any here
+  int followers = 0;
+
+  static Seats of_machine(int workers);
+};
+
+// What all sums of a machine, or of a worker's groups, share.
 struct Machine {
-  std::vector<int> ranks;  // of its workers, by place
+  std::vector<int> ranks;           // of its workers, by place
+  const std::vector<Seats>& seats;  // by server; outlives the sums
   BufferPool& pool;
   LentBuffers& lent;  // holds what leaves
 };
@@ -67,12 +83,14 @@ class MachineSum {
   virtual Passed pass_on(const Header& header, const void* payload, Lender& landing) = 0;
   // Whether what is passed on goes by what its sender pushed with.
   virtual bool hands_on_fields() const { return false; }
-  // In a round, of each shard: frames that the key has lent, be it what has landed or what is still to be encoded.
-  virtual int frames_from_key() const { return 0; }
+  // In a round: frames of that shard that the key has lent, be it what has landed or what is still to be encoded.
+  virtual int frames_from_key(uint32_t /*shard*/) const { return 0; }
 
  protected:
   void answered(uint32_t shard);
   int workers() const { return workers_; }
+  const Seats& seats_of(uint32_t shard) const { return *seats_[shard]; }
+  const Seats::Seat& seat_of(int place, uint32_t shard) const { return seats_[shard]->of[static_cast<size_t>(place)]; }
   // What is wrong with the encoding or the size of a push, or null.
   virtual const char* problem_with_payload(int place, const Header& push) const = 0;
   // Notes the header of a push, or of the last frame of one. Returns who contradicts it, or -1. `takes_part`: its numbers
@@ -95,7 +113,11 @@ class MachineSum {
     bool awaiting = false;
   };
 
+  // That a push which is added up at that level may have.
+  int most_contributors(uint32_t shard, int level) const;
+
   const int workers_;
+  std::vector<const Seats*> seats_;  // by shard
   const FrameKind push_kind_;
   std::vector<Shard> shards_;
 };

@@ -10,30 +10,6 @@
 namespace p3 {
 namespace {
 
-// The sum as documented: of the first places, as many as the largest power of two below their number, and of the others.
-float sum_of(const std::vector<float>& values) {
-  if (values.size() == 1) return values[0];
-  ptrdiff_t first = 1;
-  while (2 * static_cast<size_t>(first) < values.size()) first *= 2;
-  return sum_of({values.begin(), values.begin() + first}) + sum_of({values.begin() + first, values.end()});
-}
-
-// Workers by rank into their machine's sum, machines in the order of their lowest ranks.
-template <typename T>
-std::vector<T> canonical_sum(const std::vector<std::vector<T>>& gradients, const Machines& machines) {
-  std::vector<T> sums;
-  for (size_t i = 0; i < gradients[0].size(); ++i) {
-    std::vector<float> of_machines;
-    for (int machine = 0; machine < machines.count(); ++machine) {
-      std::vector<float> values;
-      for (int worker : machines.workers(machine)) values.push_back(widened(gradients[static_cast<size_t>(worker)][i]));
-      of_machines.push_back(widened(narrowed<T>(sum_of(values))));
-    }
-    sums.push_back(narrowed<T>(sum_of(of_machines)));
-  }
-  return sums;
-}
-
 template <typename T>
 void expect_canonical_sums(const std::vector<int>& machines, bool aggregated, DType dtype) {
   constexpr size_t kElements = 2500;
@@ -76,6 +52,12 @@ TEST(Machines, AreNumberedByTheirLowestRanks) {
   EXPECT_EQ(machines.place(4), 1);
   EXPECT_TRUE(machines.is_alone(3));
   EXPECT_FALSE(machines.is_alone(0));
+}
+
+TEST(Machines, OfGroupsHaveTheLeaderAtThatPlaceModuloTheirSize) {
+  const Machines groups({0, 0, 0, 1, 1}, 2);
+  for (int worker : {0, 1, 2}) EXPECT_EQ(groups.leader_of(worker), 2);
+  for (int worker : {3, 4}) EXPECT_EQ(groups.leader_of(worker), 3);
 }
 
 TEST(LocalAggregation, OnePushOfEachMachineReachesTheServer) {

@@ -12,34 +12,43 @@ MachineSlices::MachineSlices(const Machine& machine, const KeyPlan& its_plan, ui
       way_(way),
       leaving_(slice_count(plan)),
       goes_on_(slice_count(plan)) {
-  for (uint32_t i = 0; i < slice_count(plan); ++i)
-    sums_.emplace_back(workers(), plan.dtype, slice_at(plan, i).elements, pool_);
+  for (uint32_t i = 0; i < slice_count(plan); ++i) {
+    sums_.emplace_back();
+    for (const Groups::Level& level : seats_of(i).levels)
+      sums_.back().emplace_back(level.places, plan.dtype, slice_at(plan, i).elements, pool_);
+  }
 }
 
 const char* MachineSlices::problem_with_payload(int, const Header& push) const {
   const auto encoding = static_cast<Encoding>(push.encoding);
   if (encoding != Encoding::kPlain && encoding != Encoding::kAbsent) return "in another encoding than agreed";
-  const size_t expected = encoding == Encoding::kAbsent ? 0 : sums_[push.slice].bytes();
+  const size_t expected = encoding == Encoding::kAbsent ? 0 : sums_[push.slice].front().bytes();
   return push.payload_bytes == expected ? nullptr : "of another size than agreed";
 }
 
 MachineSum::Outcome MachineSlices::add(int place, const Frame& frame, PooledBuffer payload) {
   const Header& push = frame.header;
-  RankSum& sum = sums_[push.slice];
+  const Seats::Seat& seat = seat_of(place, push.slice);
+  auto sum = sums_[push.slice].begin() + seat.level;
   Outcome outcome;
   outcome.contradicts = note(place, frame, static_cast<bool>(payload));
-  sum.add(place, std::move(payload));
+  sum->add(seat.position, std::move(payload));
   if (goes_on(push)) goes_on_[push.slice] = 1;
-  if (outcome.contradicts >= 0 || !sum.complete()) return outcome;
+  if (outcome.contradicts >= 0) return outcome;
+  for (; sum->complete() && sum + 1 != sums_[push.slice].end(); ++sum) {
+    const Groups::Level& next = seats_of(push.slice).levels[static_cast<size_t>(sum - sums_[push.slice].begin()) + 1];
+    (sum + 1)->add(next.own, sum->take_rounded());
+  }
+  if (!sum->complete()) return outcome;
   Header header = take_header(push.slice);
   header.part = std::exchange(goes_on_[push.slice], uint8_t{0});
-  PooledBuffer total = sum.take_rounded();
+  PooledBuffer total = sum->take_rounded();
   if (encodes())
     outcome.push.push_back(to_encode(header, std::move(total)));
   else if (!total)
     outcome.push.push_back({header});
   else
-    outcome.push.push_back(lent_.lend(header, std::move(total), sum.bytes(), 1));
+    outcome.push.push_back(lent_.lend(header, std::move(total), sum->bytes(), 1));
   return outcome;
 }
 
@@ -75,7 +84,12 @@ MachineSum::Passed MachineSlices::pass_on(const Header& header, const void* valu
   Passed passed;
   passed.own = frame;
   frame.context = &landing;
-  for (int place = 1; place < workers(); ++place) passed.frames.push_back({place, frame});
+  for (int place = 1; place < workers(); ++place) {
+    const int level = seat_of(place, header.slice).level;
+    if (level < 0) continue;
+    frame.header.of_machine = level > 0;
+    passed.frames.push_back({place, frame});
+  }
   return passed;
 }
 

@@ -23,7 +23,7 @@ class MachineSlices final : public MachineSum, private Encoder {
   Outcome add(int place, const Frame& frame, PooledBuffer payload) override;
   // From where it has landed; the leader has it already.
   Passed pass_on(const Header& header, const void* value, Lender& landing) override;
-  int frames_from_key() const override { return workers() - 1 + encodes(); }
+  int frames_from_key(uint32_t shard) const override { return seats_of(shard).followers + encodes(); }
 
  private:
   const char* problem_with_payload(int place, const Header& push) const override;
@@ -33,9 +33,9 @@ class MachineSlices final : public MachineSum, private Encoder {
   void encode(const Header& header, const void* sum, void* payload) override;
 
   DenseWay& way_;
-  std::vector<RankSum> sums_;          // by slice
-  std::vector<PooledBuffer> leaving_;  // by slice: a sum until it is encoded
-  std::vector<uint8_t> goes_on_;       // by slice: in the round, some worker whose push says so (p3::goes_on)
+  std::vector<std::vector<RankSum>> sums_;  // by slice, of each level
+  std::vector<PooledBuffer> leaving_;       // by slice: a sum until it is encoded
+  std::vector<uint8_t> goes_on_;            // by slice: in the round, some worker whose push says so (p3::goes_on)
 };
 
 }  // namespace p3

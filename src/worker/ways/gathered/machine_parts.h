@@ -20,7 +20,7 @@ class MachineParts final : public MachineSum {
   // From where the part lies on the leader, to all but its worker.
   Passed pass_on(const Header& header, const void* part, Lender& landing) override;
   bool hands_on_fields() const override { return true; }
-  int frames_from_key() const override { return workers() - 1; }
+  int frames_from_key(uint32_t) const override { return workers() - 1; }
 
  private:
   struct Shard {
