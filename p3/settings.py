@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from dataclasses import dataclass, field, fields
 from typing import Callable, Mapping, Optional, Tuple, Union
 
@@ -75,6 +76,15 @@ def _text(is_allowed: Callable[[str], object], what: str) -> Callable[[str], str
 def _choice(*allowed: str) -> Callable[[str], str]:
     return _text(allowed.__contains__, "one of " + ", ".join(allowed))
 
+
+def sizes_of_groups(text: str) -> Tuple[int, ...]:
+    """Of P3_GROUPS, as _groups has parsed it."""
+    return () if text == "1" else tuple(map(int, text.split("x")))
+
+
+_groups = _text(
+    re.compile(r"1|([2-9]|[1-9]\d{1,3})(x([2-9]|[1-9]\d{1,3}))*").fullmatch, "1, a size of groups, or sizes as 16x8"
+)
 
 
 def _on_worker_loss(text: str) -> str:
@@ -177,8 +187,8 @@ class Settings:
     server_ports: Optional[Tuple[int, ...]] = _setting(
         "P3_SERVER_PORTS", None, _ports,
         "TCP ports for servers, for example `9100-9107` or `9100,9102`; each server takes the first that is free on "
-        "its host. Unset: any free port. Set it where a firewall opens only certain ports, one for each server on a "
-        "host.",
+        "its host, and with `P3_GROUPS` each worker. Unset: any free port. Set it where a firewall opens only certain "
+        "ports, one for each of them on a host.",
     )
     secret: Optional[str] = _setting(
         "P3_SECRET", None, _secret,
@@ -247,6 +257,13 @@ class Settings:
         "`1`: the workers of a machine add up their gradients before they leave it, and one copy of each value comes "
         "back. `0`: each pushes on its own; the bits are the same, but where gradients are compressed. Leave it alone; "
         "`P3_ON_WORKER_LOSS=continue` and `P3_ON_SERVER_LOSS=continue` turn it off.",
+        common=True,
+    )
+    groups: str = _setting(
+        "P3_GROUPS", "1", _groups,
+        "Workers in a group, of neighbours by rank: they add up their gradients, each of them for some of the servers, "
+        "before they push ([more](groups.md)). `16x8`: groups of 16, and groups of 8 of these. `1`: none. Set it for "
+        "jobs of 16 hosts or more.",
         common=True,
     )
 
@@ -389,6 +406,8 @@ class Settings:
         of_servers = choices.of_server_losses(values.get("on_server_loss", "fail"))
         if of_servers and values.setdefault("local_aggregation", False):
             raise ConfigError(combinations.refusal(*of_servers, choices.AGGREGATION))
+        if values.get("groups", "1") != "1" and (of_losses or of_servers):
+            raise ConfigError(combinations.refusal(*(of_losses or of_servers), choices.GROUPS))
         return cls(**values)
 
     @property
@@ -399,6 +418,11 @@ class Settings:
     @property
     def _said_by(self) -> str:
         return "%s: " % self.role if self.role else ""
+
+    @property
+    def group_sizes(self) -> Tuple[int, ...]:
+        """Of P3_GROUPS, from the smallest groups on; none: there are none."""
+        return sizes_of_groups(self.groups)
 
     @property
     def outlives_workers(self) -> bool:

@@ -151,8 +151,9 @@ class Member:
         settings = self._settings
         try:
             self.host = address_beside(settings, sock)
-            if settings.role == "server" or settings.local_aggregation:
-                self.door = DoorStep.open(settings, self.host if settings.role == "server" else None)
+            is_far_reached = settings.role == "server" or bool(settings.group_sizes)
+            if is_far_reached or settings.local_aggregation:
+                self.door = DoorStep.open(settings, self.host if is_far_reached else None)
             self._join = _join_message(settings, self.host, self.door)
             self._stream = await self._say_join(sock, proved, self._join)
         except BaseException as error:
@@ -422,6 +423,7 @@ def _join_message(settings: Settings, host: str, door: Optional[DoorStep]) -> di
             "P3_SUM_ORDER": settings.sum_order,
             "P3_PRIORITY": settings.priority,
             "P3_LOCAL_AGGREGATION": int(settings.local_aggregation),
+            "P3_GROUPS": settings.groups,
             "P3_SNAPSHOT_EVERY": 0 if settings.snapshot_dir is None else settings.snapshot_every,
             "P3_CHECKSUM": int(settings.checksum),
             "P3_ON_WORKER_LOSS": settings.on_worker_loss,

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping
 from p3.errors import ProtocolError
 from p3.plan.key_plan import REDUCTIONS, UPDATES
 
-PROTOCOL_VERSION = 24
+PROTOCOL_VERSION = 25
 MAX_BYTES_BEFORE_JOIN = 4 << 10
 MAX_BYTES = 16 << 20
 MAX_GROUPS = 16  # of layers, in a worker's report of its waits
@@ -113,9 +113,9 @@ _PLAN = {
 }  # fmt: skip
 # Of a key that is cut anew while the job rests: the plan before, and the last round that went by it.
 _RECUT = {**_PLAN, "predecessor": _int, "round": _int}
-_ADDRESS = {"host": _str, "port": _int, "local": _str, "machine": _str}  # of a server
+_ADDRESS = {"host": _str, "port": _int, "local": _str, "machine": _str}  # of a server; of a worker, port 0: it has none
 _SERVER = _object({**_ADDRESS, "heir": _or_none(_int)})
-_WORKER = _object({"host": _str, "local": _str, "machine": _str})
+_WORKER = _object(_ADDRESS)
 
 # What a process tells of itself while somebody watches; totals are since it began, `at_s` by its own clock.
 _REPORT = {
@@ -140,7 +140,7 @@ FIELDS: Dict[str, Dict[str, Check]] = {
     "join": {
         "role": _str,
         "host": _str,  # where others reach this node
-        "port": _int,  # server: its data port
+        "port": _int,  # its data port: a server's, and a worker's where there are groups; else 0
         "local": _str,  # its abstract AF_UNIX name, without the leading zero byte; empty: it has none
         "machine": _str,  # equal on nodes that can share memory and AF_UNIX sockets; in `welcome`, too
         "pid": _int,

@@ -240,20 +240,20 @@ def listen(host: str, port: int = 0, or_anywhere: bool = False) -> socket.socket
 
 
 def listen_for_workers(settings: Settings, host: str) -> socket.socket:
-    """As a server listens at `host`, its own address: at one of P3_SERVER_PORTS; on all addresses if DMLC_NODE_HOST is
-    one that is only translated to ours. ConfigError if it cannot."""
-    ports = settings.server_ports or (0,)
+    """As a server, or a worker of a group, listens at `host`, its own address: at one of P3_SERVER_PORTS; on all
+    addresses if DMLC_NODE_HOST is one that is only translated to ours. ConfigError if it cannot."""
+    ports, role = settings.server_ports or (0,), settings.role or "server"
     for port in ports:
         try:
             return listen(host, port, or_anywhere=settings.node_host is not None)
         except OSError as error:
             if port == 0 or error.errno != errno.EADDRINUSE:
                 at = "there" if port == 0 else "on port %d of P3_SERVER_PORTS" % port
-                raise ConfigError("server (%s): cannot listen %s: %s" % (host, at, error.strerror)) from None
+                raise ConfigError("%s (%s): cannot listen %s: %s" % (role, host, at, error.strerror)) from None
     shown = ", ".join(map(str, ports)) if len(ports) <= 8 else "%d to %d" % (min(ports), max(ports))
     raise ConfigError(
-        "server (%s): none of P3_SERVER_PORTS is free here: %s. Each server on a host needs one of its own: give more "
-        "ports, or stop what holds them: ss -tlnp" % (host, shown)
+        "%s (%s): none of P3_SERVER_PORTS is free here: %s. Each server on a host needs one of its own, and with "
+        "P3_GROUPS each worker: give more ports, or stop what holds them: ss -tlnp" % (role, host, shown)
     )
 
 

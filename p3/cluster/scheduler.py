@@ -19,12 +19,13 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import os
 import signal
 import socket
 import sys
 import time
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Callable, Dict, Hashable, List, Optional, Tuple
 
 from p3.cluster import messages
 from p3.cluster.agreement import Agreement
@@ -44,7 +45,7 @@ from p3.cluster.watching.watching import Watching
 from p3.cluster.windows import Windows
 from p3.errors import AuthenticationError, ConfigError, DisagreementError, ProtocolError, RendezvousError
 from p3.plan.strategy import Strategy, of_job, parse
-from p3.settings import Settings
+from p3.settings import Settings, sizes_of_groups
 
 log = logging.getLogger("p3.scheduler")
 
@@ -301,7 +302,10 @@ class Scheduler:
         self._agreement = Agreement(
             workers, servers, common["P3_SLICE_ELEMENTS"], common["P3_PARTITIONS"], self._strategy, to_come
         )
-        machines = [roster.by_node[worker].join["machine"] for worker in workers]
+        groups = sizes_of_groups(common["P3_GROUPS"])
+        machines: List[Hashable] = [roster.by_node[worker].join["machine"] for worker in workers]
+        if groups:  # whose leaders see who is late, in place of machines'
+            machines = [rank // math.prod(groups) for rank in range(len(workers))]
         roster.add_places("worker", to_come)
         machines += [("of rank", rank) for rank in to_come]  # whatever that will be: nobody pushes for it
         self._stragglers = Stragglers(roster.nodes("worker"), machines, settings.straggler_s, settings.stuck_s)
@@ -315,12 +319,12 @@ class Scheduler:
         )  # fmt: skip
 
     def _nodes(self) -> dict:
-        def told(role: str, *fields: str) -> List[Optional[dict]]:
+        def told(role: str) -> List[Optional[dict]]:
             joins = [self._roster.by_node[node].join for node in self._roster.nodes(role)]
+            fields = ("host", "port", "local", "machine")
             return [None if join is None else {field: join[field] for field in fields} for join in joins]
 
-        workers = told("worker", "host", "local", "machine")
-        servers = told("server", "host", "port", "local", "machine")
+        workers, servers = told("worker"), told("server")
         for server, node in zip(servers, self._roster.nodes("server")):
             heir = self._agreement.heirs.heir_of(node)
             server["heir"] = None if heir is None else heir.rank

@@ -38,7 +38,7 @@ class Stragglers:
     def __init__(
         self, workers: Sequence[Node], machines: Sequence[Hashable], straggler_s: float, stuck_s: float
     ) -> None:
-        """`machines`: of each worker."""
+        """`machines`: of each worker, or the greatest group that it is in."""
         self._workers, self._machines = list(workers), machines
         self._straggler_s, self._stuck_s = straggler_s, stuck_s
         self._reported: Dict[int, _Reported] = {}
@@ -78,7 +78,7 @@ class Stragglers:
         text = "%s%s is %.0f s behind in round %d, key '%s', for which %d other worker%s; it is alive: see its output"
         return text % (
             self._workers[late["worker"]],
-            ", or another worker of its machine," if late["of_machine"] else "",
+            ", or another worker of its machine or group," if late["of_machine"] else "",
             late["waited_s"],
             late["round"],
             late["key"],

@@ -90,6 +90,7 @@ HEIRS = Choice("going on without lost servers", "`P3_ON_SERVER_LOSS=continue`", 
 REPLICAS = Choice("an optimizer of the servers where they may be lost",
                   "`P3_ON_SERVER_LOSS=continue`; each worker updates", "P3_ON_SERVER_LOSS=continue is set")  # fmt: skip
 AGGREGATION = Choice("local aggregation", "`P3_LOCAL_AGGREGATION=1`", "P3_LOCAL_AGGREGATION")
+GROUPS = Choice("aggregation in groups", "`P3_GROUPS`", "P3_GROUPS")
 CHECK = Choice("P3_CHECK", "in PyTorch")
 
 # of the front end and of the script.

@@ -13,11 +13,11 @@ from typing import Iterator, NamedTuple, Optional, Tuple
 
 from p3.plan.choices import (
     ADDED_UP, AGGREGATION, AVERAGE, AWAITED, BY_MODULE, BY_SERVERS, BY_STEPS, BY_WORKERS, CHECK, CLIPPED, CLIPPING,
-    CLOSURE, Choice, DENSE, DGC, ENCODED, ENCODED_BACK, ENTERING, FACTORS, GPU, GRADIENTS, HEIRS, INDEPENDENT, JOIN,
-    JOINT, LATE_SCALER, LEAVING, LEFT_OUT, LOCAL_STEPS, LOW_RANK, MEAN, MOVING, MXNET, NAMED_SCALER, NORM, NOT_FLOAT32,
-    NO_RULE, OTHER_RULE, PLAIN, PLANNED, QUORUM, RECUT, REPLICAS, RESIDUAL, RESIDUAL_BACK, ROWS,
-    SCALER, SGD, SHOWN_MEANS, SITES, SNAPSHOTS, STALE, STATE_FILES, STEPS_TAKEN, TRAINERS, UNAWAITED,
-    UNNAMED_SCALER, VECTOR, WEIGHTS, WEIGHTS_OF_ENDED, WHOLE_NUMBERS, of_plan,
+    CLOSURE, Choice, DENSE, DGC, ENCODED, ENCODED_BACK, ENTERING, FACTORS, GPU, GRADIENTS, GROUPS, HEIRS, INDEPENDENT,
+    JOIN, JOINT, LATE_SCALER, LEAVING, LEFT_OUT, LOCAL_STEPS, LOW_RANK, MEAN, MOVING, MXNET, NAMED_SCALER, NORM,
+    NOT_FLOAT32, NO_RULE, OTHER_RULE, PLAIN, PLANNED, QUORUM, RECUT, REPLICAS, RESIDUAL, RESIDUAL_BACK, ROWS, SCALER,
+    SGD, SHOWN_MEANS, SITES, SNAPSHOTS, STALE, STATE_FILES, STEPS_TAKEN, TRAINERS, UNAWAITED, UNNAMED_SCALER, VECTOR,
+    WEIGHTS, WEIGHTS_OF_ENDED, WHOLE_NUMBERS, of_plan,
 )  # fmt: skip
 from p3.plan.key_plan import KeyPlan
 
@@ -88,6 +88,9 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
     _gives_way(ENCODED, (FACTORS,), "the factors are not the gradient", "The factors travel as they are"),
     _gives_way(AGGREGATION, (DGC,), "each worker has a momentum of its own",
                "Each worker of a machine pushes its steps on its own"),
+    _gives_way(GROUPS, (STALE, ENCODED, ENCODED_BACK, DGC, FACTORS, ROWS, NORM),
+               "leaders add up dense gradients and pass values on, as they are",
+               "Each worker pushes such a key by itself"),
     Exclusion(ENCODED_BACK, (DGC,), "of dgc only the steps come back, in few bytes already",
               'Leave out "down", or use another compression'),
     _gives_way(ENCODED_BACK, (STALE,), "workers that are rounds apart have no value in common that could change",
@@ -164,6 +167,8 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
               "Unset P3_ON_WORKER_LOSS, and let the job start again from a snapshot: p3 run --restarts"),
     Exclusion(LEAVING, (AGGREGATION,), "what a worker had added up for others would be lost with it",
               "Leave P3_LOCAL_AGGREGATION unset"),
+    Exclusion(LEAVING, (GROUPS,), "what a worker had added up for others would be lost with it",
+              "Leave P3_GROUPS unset"),
     Exclusion(LEAVING, (MOVING,), "rows that move would be lost with a worker",
               "Set P3_PARTITIONS, before the key is declared; or unset P3_ON_WORKER_LOSS"),
     _gives_way(ENTERING, (LOCAL_STEPS, BY_MODULE, REPLICAS),
@@ -179,6 +184,7 @@ EXCLUSIONS: Tuple[Exclusion, ...] = (
     Exclusion(HEIRS, (LOW_RANK,), "nobody has tried it", "Use another compression, or unset P3_ON_SERVER_LOSS"),
     Exclusion(HEIRS, (AGGREGATION,), "what has come for a whole machine, its leader has alone",
               "Leave P3_LOCAL_AGGREGATION unset"),
+    Exclusion(HEIRS, (GROUPS,), "what has come for a whole group, its leader has alone", "Leave P3_GROUPS unset"),
     Exclusion(HEIRS, (LOCAL_STEPS,), "the servers keep the global weights, which would be lost with one",
               "Unset P3_ON_SERVER_LOSS"),
     Exclusion(RECUT, (STALE, SGD, OTHER_RULE, DGC), "the servers keep values and states, which would have to move",
@@ -297,7 +303,7 @@ def contradiction(plan: KeyPlan) -> str:
 # docs/strategies.md
 
 _COLUMNS = (STALE, ENCODED, ENCODED_BACK, DGC, LOW_RANK, FACTORS, ROWS, AVERAGE)
-_BESIDE = (*_COLUMNS, SGD, OTHER_RULE, NO_RULE, SNAPSHOTS, LEAVING, HEIRS, AGGREGATION, MOVING, RECUT)
+_BESIDE = (*_COLUMNS, SGD, OTHER_RULE, NO_RULE, SNAPSHOTS, LEAVING, HEIRS, AGGREGATION, GROUPS, MOVING, RECUT)
 
 
 def tables() -> str:

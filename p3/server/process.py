@@ -17,6 +17,7 @@ from p3._core import P3Error, P3Server
 from p3.cluster.connections.channel import cancel
 from p3.cluster.connections.strangers import PACE_S
 from p3.cluster.connections.vans import DoorStep, Van, accept_workers, admit_workers, provide_for
+from p3.cluster.groups import Groups
 from p3.cluster.member import Member
 from p3.cluster.messages import sendable
 from p3.cluster.stragglers import report_late
@@ -108,6 +109,7 @@ async def _serve(settings: Settings) -> int:
                 threads=settings.server_threads,
                 machines=member.placement.workers,
                 local_aggregation=settings.local_aggregation,
+                **_groups(member, settings),
                 # A connection to one worker that breaks may be this server's fault: the scheduler decides who is lost.
                 outlives_workers=settings.outlives_workers or settings.outlives_servers,
                 heartbeat_s=settings.heartbeat_s,
@@ -141,6 +143,11 @@ async def _serve(settings: Settings) -> int:
             text = _labelled(label, error) if isinstance(error, P3Error) else str(error)
             member.send({"kind": "failed", "text": sendable(text)})
             return 1
+
+
+def _groups(member: Member, settings: Settings) -> dict:
+    groups = Groups.of(member.placement, settings.group_sizes)
+    return {} if groups is None else {"groups": groups.of_workers, "group_leader": groups.places[member.node.rank]}
 
 
 async def _meet_workers(member: Member, core: P3Server, settings: Settings) -> None:

@@ -25,7 +25,7 @@ EXAMPLES = {
     "flat": {"momentum": 0.9, "name": "sgd", "centered": True, "clip": None},
     "values": {"compression": {"type": "int8"}, "value_compression": {}},
     "flats": [{"rounds": 3, "cpu_s": 0.5}, {}],
-    "workers": [{"host": "10.0.0.8", "local": "", "machine": "m"}],
+    "workers": [{"host": "10.0.0.8", "port": 0, "local": "", "machine": "m"}],
     "sha256": "0f" * 32,
     "towards": [[800, 400, 4, 0.25]],
     "waits": {"encoder": 0.5},

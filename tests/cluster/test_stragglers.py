@@ -37,7 +37,8 @@ def test_one_that_has_caught_up_for_long_starts_anew():
 def test_the_leader_of_a_machine_knows_better_than_a_server_who_is_late_there():
     judge = stragglers(machines=(0, 1, 1))
     of_machine = dict(LATE, worker=1, of_machine=True)
-    assert "worker 1 (10.0.0.1), or another worker of its machine, is 12 s" in judge.note(SERVER, of_machine, 0.0)
+    told = judge.note(SERVER, of_machine, 0.0)
+    assert "worker 1 (10.0.0.1), or another worker of its machine or group, is 12 s" in told
     assert judge.note(WORKERS[1], LATE, 1.0).startswith("worker 2 (10.0.0.2) is")
     assert judge.note(SERVER, of_machine, 2.0) is None
 
@@ -71,8 +72,8 @@ JOB = """
 """
 
 
-@pytest.mark.parametrize("aggregated", ["0", "1"])
-def test_a_job_fails_of_a_worker_that_lives_and_does_not_step(run_job, aggregated):
+@pytest.mark.parametrize("aggregated, groups", ["01", "11", "03"])
+def test_a_job_fails_of_a_worker_that_lives_and_does_not_step(run_job, aggregated, groups):
     script = JOB + """
     step(keys[0])
     if session.rank == 1:
@@ -80,7 +81,7 @@ def test_a_job_fails_of_a_worker_that_lives_and_does_not_step(run_job, aggregate
             threading.Event().wait(0.05)
     step(keys[0])
     """
-    finished = run_job(script, workers=3, env=dict(SOON, P3_LOCAL_AGGREGATION=aggregated))
+    finished = run_job(script, workers=3, env=dict(SOON, P3_LOCAL_AGGREGATION=aggregated, P3_GROUPS=groups))
     assert finished.code == 1
     assert re.search(r"\[scheduler\] WARNING .*worker 1 \(127.0.0.1\) is .* behind in round 2, key 'a'", finished.out)
     named = r"worker 1 \(127.0.0.1\) is \d+ s behind in round 2, key 'a', for which 2 other workers wait.*P3_STUCK_S=3"

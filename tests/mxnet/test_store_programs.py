@@ -17,7 +17,7 @@ from store_programs import draw, draw_trainers
 
 
 @pytest.mark.timeout(180)  # a program that fails is made small
-@pytest.mark.parametrize("job, seconds", [("alone", 10), ("together", 18)])
+@pytest.mark.parametrize("job, seconds", [("alone", 10), ("together", 18), ("groups", 12)])
 def test_programs_do_with_p3_what_mxnet_alone_does(job, seconds):
     again = "%s --job %s --replay" % (store_programs.COMMAND, job)
     with store_programs.make_runner(job) as runner:

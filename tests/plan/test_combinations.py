@@ -52,9 +52,10 @@ def test_every_allowed_cell_is_trained_as_the_reference_says_and_no_other_plan_i
     }
 
 
-@pytest.mark.parametrize("aggregates", "10")
-def test_two_workers_train_every_allowed_cell_as_the_reference_says(aggregates):
-    settings = {"P3_SLICE_ELEMENTS": str(cells.SLICE_ELEMENTS), "P3_LOCAL_AGGREGATION": aggregates}
+@pytest.mark.parametrize("aggregates, groups", ["11", "01", "02"])
+def test_two_workers_train_every_allowed_cell_as_the_reference_says(aggregates, groups):
+    settings = {"P3_LOCAL_AGGREGATION": aggregates, "P3_GROUPS": groups}
+    settings["P3_SLICE_ELEMENTS"] = str(cells.SLICE_ELEMENTS)
     status, output = jobs.run_p3(2, 2, jobs.python("every_cell.py"), **settings)
     assert status == 0, output
     assert output.count("trained %d" % len(allowed_cells())) == 2, output

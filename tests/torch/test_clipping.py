@@ -29,6 +29,7 @@ def endings(output):
 
 @pytest.mark.parametrize("workers, servers, more", [
     (2, 3, {}), (3, 2, {"P3_LOCAL_AGGREGATION": "0", "P3_SERVER_THREADS": "2", "P3_CHECK": "2"}),
+    (3, 2, {"P3_LOCAL_AGGREGATION": "0", "P3_GROUPS": "2"}),
 ])  # fmt: skip
 def test_every_optimizer_is_as_in_plain_torch_and_two_runs_have_the_same_bits(workers, servers, more):
     runs = []

@@ -1,6 +1,5 @@
 """Workers of one machine add up their gradients before they leave it: the same bits, fewer bytes, no worse an end."""
 
-import json
 import os
 import re
 import signal
@@ -12,22 +11,12 @@ import pytest
 
 pytest.importorskip("p3._core", reason="the extension is not built")
 
+from aggregated_results import exact, results
 from core_jobs import ADAM, HALF, MOMENTUM, SKIP, RowsJob, random_gradient
 
 DEADLINE_S = 60
 SLICES = {"P3_SLICE_ELEMENTS": "20000"}
 SUMMED = ("optimizer", "sum", "halves", "average", "compressed", "rows", "row halves", "rows as slices")
-
-
-def results(output):
-    """What each worker printed, by rank."""
-    found = [json.loads(line[line.index("{"):]) for line in output.splitlines() if '"landed"' in line]
-    return sorted(found, key=lambda result: result["rank"])
-
-
-def exact(landed):
-    """Without what is rounded on its way: once for a machine, or once for each worker."""
-    return {what: digest for what, digest in landed.items() if not what.startswith("compressed")}
 
 
 def run(workers, *arguments, **variables):

@@ -1,5 +1,6 @@
 """Opens the data connections: every worker to every server, and the workers of one machine to its leader, the worker of
-lowest rank there (P3_LOCAL_AGGREGATION). Proved at both ends, ready to be handed to the core.
+lowest rank there (P3_LOCAL_AGGREGATION), or all of a group to each other (P3_GROUPS). Proved at both ends, ready to be
+handed to the core.
 
 On one machine the connection is an AF_UNIX socket, and over it who connects passes the descriptors of a shared memory
 ring, through which the core then moves its slices (P3_LOCAL=shm); the socket stays, to tell the end of the peer.
@@ -55,8 +56,8 @@ def provide_for(settings: Settings, label: str, others: int, role: str, local: i
 
 
 class DoorStep(NamedTuple):
-    """Where a node can be reached: a server at a TCP port; both, for workers of the same machine, at an abstract
-    AF_UNIX name."""
+    """Where a node can be reached: a server, and a worker of a group, at a TCP port; all, for workers of the same
+    machine, at an abstract AF_UNIX name."""
 
     listeners: List[socket.socket]
     port: int
@@ -64,7 +65,7 @@ class DoorStep(NamedTuple):
 
     @classmethod
     def open(cls, settings: Settings, host: Optional[str]) -> DoorStep:
-        """Listens at `host`, the server's own address, as listen_for_workers() has it. None: at the AF_UNIX name
+        """Listens at `host`, the node's own address, as listen_for_workers() has it. None: at the AF_UNIX name
         alone."""
         listeners, port = [], 0
         if host is not None:
@@ -179,15 +180,15 @@ def _subject(rank: int, acceptor: str) -> str:
 
 
 async def connect(settings: Settings, secret: bytes, node: Node, peer: Node, address: dict) -> Van:
-    """A proved van from worker `node` to a server, or to the leader of its machine, at the address the scheduler gave.
+    """A proved van from worker `node` to a server, or to another worker, at the address the scheduler gave.
 
-    To a server it is local if both are on one machine, unless P3_LOCAL=tcp. RendezvousError names both nodes.
+    It is local if both are on one machine; to a server, unless P3_LOCAL=tcp. RendezvousError names both nodes.
     """
-    is_local = peer.role == "worker" or (settings.local != "tcp" and address["machine"] == machine_id())
+    is_local = address["machine"] == machine_id() and (peer.role == "worker" or settings.local != "tcp")
     if is_local:
         ends: List[Tuple[int, Any]] = [(socket.AF_UNIX, "\0" + address["local"])]
     else:
-        ends = resolve(address["host"], address["port"], "the address of server %d" % peer.rank)
+        ends = resolve(address["host"], address["port"], "the address of %s %d" % (peer.role, peer.rank))
     ring = _make_ring() if is_local and settings.local == "shm" else []
     encrypts = settings.tls and not is_local
 

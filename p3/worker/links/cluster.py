@@ -11,7 +11,8 @@ from typing import Callable, Dict, List, Optional, Set
 from p3._core import P3Worker
 from p3.cluster import messages
 from p3.cluster.connections.channel import cancel
-from p3.cluster.connections.vans import DoorStep, accept_workers, connect, provide_for
+from p3.cluster.connections.vans import DoorStep, Van, accept_workers, connect, provide_for
+from p3.cluster.groups import Groups
 from p3.cluster.member import Member, SchedulerGone
 from p3.cluster.node import Node, machine_id
 from p3.cluster.stragglers import report_late
@@ -170,11 +171,17 @@ class ClusterLink(Link):
             self.core.come_later()
         secret = settings.job_secret()
         local = sum(server["machine"] == machine_id() for server in member.servers)
-        peers = self.num_servers + self.local_size - 1
-        provide_for(settings, str(self.node), peers, "servers and workers of its machine", local + self.local_size - 1)
-        if member.door is not None:
+        groups = Groups.of(self.placement, settings.group_sizes)
+        others = [] if groups is None else groups.members(self.node.rank)
+        peers = self.num_servers + max(self.local_size - 1, len(others))
+        provide_for(settings, str(self.node), peers, "servers and workers of its machine or group",
+                    local + self.local_size - 1)  # fmt: skip
+        if groups is not None:
+            await self._open_vans_of_groups(member.door, secret, others)
+            self.core.join_groups(groups.workers, groups.sizes, groups.homes)
+        elif member.door is not None:
             await self._open_local_vans(member.door, secret, neighbours)
-            member.close_door()
+        member.close_door()
         for rank, address in enumerate(member.servers):
             if rank in heirs:
                 continue
@@ -188,18 +195,32 @@ class ClusterLink(Link):
 
     async def _open_local_vans(self, door: DoorStep, secret: bytes, neighbours: List[int]) -> None:
         """Between the leader of this machine, the worker of lowest rank, and the others."""
-        addresses, is_leader = self._member.workers, self.local_rank == 0
-        workers = {rank: Node("worker", rank, addresses[rank]["host"]) for rank in neighbours}
-        if self.local_size == 1:
-            vans = {}
-        elif is_leader:
-            vans = await accept_workers(door, secret, str(self.node), neighbours[1:], "worker")
-        else:
-            leader = neighbours[0]
-            vans = {leader: await connect(self.settings, secret, self.node, workers[leader], addresses[leader])}
+        is_leader, vans = self.local_rank == 0, {}
+        if is_leader and self.local_size > 1:
+            vans = await self._accept_workers(door, secret, neighbours[1:])
+        elif not is_leader:
+            vans = {neighbours[0]: await self._connect_to_worker(secret, neighbours[0])}
         for rank, van in sorted(vans.items()):
-            label = str(workers[rank])
+            label = self.label_of(rank)
             self.core.add_local(rank, van.socket.detach(), label, ring=van.ring, made_ring=not is_leader)
+
+    async def _open_vans_of_groups(self, door: DoorStep, secret: bytes, others: List[int]) -> None:
+        """Between this one and their members: who has the higher rank connects."""
+        above = [rank for rank in others if rank > self.node.rank]
+        below = [rank for rank in others if rank < self.node.rank]
+        vans = {} if not above else await self._accept_workers(door, secret, above)
+        for rank in below:
+            vans[rank] = await self._connect_to_worker(secret, rank)
+        for rank, van in sorted(vans.items()):
+            label, made_ring = self.label_of(rank), rank in below
+            self.core.add_member(rank, van.socket.detach(), label, ring=van.ring, made_ring=made_ring, tls=van.tls)
+
+    async def _accept_workers(self, door: DoorStep, secret: bytes, ranks: List[int]) -> Dict[int, Van]:
+        return await accept_workers(door, secret, str(self.node), ranks, "worker", self.settings)
+
+    async def _connect_to_worker(self, secret: bytes, rank: int) -> Van:
+        address = self._member.workers[rank]
+        return await connect(self.settings, secret, self.node, Node("worker", rank, address["host"]), address)
 
     def _begin_to_listen(self) -> None:
         self._listening = self._loop.create_task(self._listen())

@@ -14,6 +14,7 @@ JOBS = {
     "alone": (1, 0, {}),
     "together": (2, 2, {}),
     "apart": (2, 2, {"P3_LOCAL_AGGREGATION": "0"}),
+    "groups": (2, 2, {"P3_LOCAL_AGGREGATION": "0", "P3_GROUPS": "2"}),
 }
 
 
