@@ -14,7 +14,7 @@ from typing import Dict, List, NamedTuple, Tuple
 import numpy as np
 
 from p3.errors import ConfigError
-from p3.trace.reader import RECEIVE_BEGIN, SEND_BEGIN, Process
+from p3.trace.reader import NO_PEER, RECEIVE_BEGIN, SEND_BEGIN, Process, local_peer
 
 
 class Offset(NamedTuple):
@@ -54,18 +54,25 @@ def _bounds(processes) -> Dict[Tuple[str, str], int]:
     bounds: Dict[Tuple[str, str], int] = {}
     at = {(process.role, process.rank): process for process in processes}
     for sender in processes:
-        for rank in {peer for peer in sender.events["peer"].tolist() if peer >= 0}:
-            receiver = at.get(("server" if sender.role == "worker" else "worker", rank))
+        for peer in set(sender.events["peer"].tolist()) - {NO_PEER}:
+            receiver, known_as = _other_end(at, sender, peer)
             if receiver is None or receiver.boot == sender.boot:
                 continue
-            sent = _first(sender.events, SEND_BEGIN, rank)
-            received = _first(receiver.events, RECEIVE_BEGIN, sender.rank)
+            sent = _first(sender.events, SEND_BEGIN, peer)
+            received = _first(receiver.events, RECEIVE_BEGIN, known_as)
             names, from_sent, from_received = np.intersect1d(sent[0], received[0], return_indices=True)
             if len(names):
                 pair = (sender.boot, receiver.boot)
                 least = int((received[1][from_received] - sent[1][from_sent]).min())
                 bounds[pair] = min(bounds.get(pair, least), least)
     return bounds
+
+
+def _other_end(at, process, peer):
+    """Which process that is, and as which peer it knows this one: another worker, of a group, or of the other role."""
+    if peer < NO_PEER:
+        return at.get(("worker", local_peer(peer))), local_peer(process.rank)
+    return at.get(("server" if process.role == "worker" else "worker", peer)), process.rank
 
 
 def _first(events, kind, peer):

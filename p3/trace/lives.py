@@ -26,8 +26,8 @@ Of a key of rows, each partition is such a slice, whichever partitions the key h
 frames each way: then queued, leaving, arriving, broadcast, returning and landing are moments of the first one, and
 sent, received, summed, returned and landed of the last one. `bytes` are those of the push.
 
-Where the workers of a machine add up their gradients, their leader stands for the server in the lives of the others:
-`server` is then local_peer(its rank). The leader's own slice is queued once the others' are in.
+Where the workers of a machine, or of a group, add up their gradients, their leader stands for the server in the lives
+of the others: `server` is then local_peer(its rank). The leader's own slice is queued once the others' are in.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _lives_of(trace: Trace, push: int, *value: int) -> np.ndarray:
 
 def _moments(trace, kind, frames, at_worker) -> Dict[str, np.ndarray]:
     """Columns of all events of that kind, in the order of time. `worker`: whose life they belong to. Recorded by that
-    worker, or at the other end: by a server, or the leader of its machine."""
+    worker, or at the other end: by a server, or the leader of its machine or group."""
     parts = []
     for number, process in enumerate(trace.processes):
         events = process.events[(process.events["kind"] == kind) & np.isin(process.events["frame"], frames)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Dict, List, NamedTuple
+from typing import Dict, List, NamedTuple, Tuple
 
 import numpy as np
 
@@ -37,8 +37,11 @@ EVENT = np.dtype(
 (
     READY, QUEUED, SEND_BEGIN, SEND_END, RECEIVE_BEGIN, RECEIVE_END, SUMMED, UPDATED, STALL_BEGIN, STALL_END, END
 ) = range(1, 12)  # fmt: skip
-# A peer that is another worker of the same machine; -1 is no peer
+NO_PEER = -1
+
+
 def local_peer(rank):
+    """A peer that is another worker, of the same machine or group; and of that, its rank."""
     return -2 - rank
 
 
@@ -70,6 +73,7 @@ class Process(NamedTuple):
     boot: str
     wall_ns: int  # the two clocks at the same moment
     monotonic_ns: int
+    groups: Tuple[int, ...]  # the sizes of P3_GROUPS
     keys: Dict[int, Key]
     events: np.ndarray
     complete: bool
@@ -121,7 +125,7 @@ def _read(path: Path) -> Process:
         events = events[np.argsort(events["time_ns"], kind="stable")]
         return Process(
             path=path, role=head["role"], host=str(head["host"]), boot=str(head["boot"]), keys=keys, events=events,
-            complete=complete, **fields,
+            complete=complete, groups=tuple(map(int, head["groups"])), **fields,
         )  # fmt: skip
     except (KeyError, IndexError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError):

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import time
-from typing import Optional
+from typing import Optional, Sequence
 
 from p3.cluster.node import Node
 from p3.errors import ConfigError
@@ -19,15 +19,15 @@ from p3.settings import Settings
 
 log = logging.getLogger("p3.trace")
 
-VERSION = 2
+VERSION = 3
 PROCESS_SUFFIX, EVENTS_SUFFIX = ".process.json", ".p3trace"
 
 
 class Recording:
     """`fd` belongs to the core, once it was given it. note_key() may be called from any thread."""
 
-    def __init__(self, folder: str, node: Node) -> None:
-        """ConfigError if the files cannot be made."""
+    def __init__(self, folder: str, node: Node, groups: Sequence[int]) -> None:
+        """`groups`: the sizes of P3_GROUPS. ConfigError if the files cannot be made."""
         path = os.path.join(os.path.abspath(folder), "%s-%d-%d" % (node.role, node.rank, os.getpid()))
         try:
             os.makedirs(folder, exist_ok=True)
@@ -50,12 +50,13 @@ class Recording:
             boot=boot_id(),
             wall_ns=time.time_ns(),
             monotonic_ns=time.monotonic_ns(),
+            groups=list(groups),
         )
 
     @classmethod
     def of(cls, settings: Settings, node: Node) -> Optional[Recording]:
         """None where P3_TRACE is unset."""
-        return None if settings.trace is None else cls(settings.trace, node)
+        return None if settings.trace is None else cls(settings.trace, node, settings.group_sizes)
 
     def discard(self) -> None:
         """Of a core that was never started, and is gone: another one may be the same node."""

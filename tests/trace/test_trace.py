@@ -229,6 +229,25 @@ def test_clocks_of_another_machine_are_brought_together(recorded, copied, moved,
     assert any("clock of" in line and " s from that of " in line for line in report.lines(shifted))
 
 
+def test_in_a_group_lives_are_whole_too_and_clocks_are_compared_by_what_its_members_exchange(tmp_path):
+    """Each worker leads for one server, and nothing of a round goes from it to the other."""
+    folder = record(tmp_path / "grouped", P3_GROUPS="2")
+    trace = lives.load(str(folder))
+    assert_in_order(trace.lives)
+    through = {(int(life["worker"]), int(life["server"])) for life in trace.lives}
+    assert through == {(0, 0), (1, 1), (0, reader.local_peer(1)), (1, reader.local_peer(0))}
+    shift(folder, "*-1-*", 5.0)
+    for path in folder.glob("*" + reader.EVENTS_SUFFIX):  # first values are no part of it
+        content = path.read_bytes()
+        events = np.frombuffer(content, reader.EVENT, offset=len(reader.MAGIC))
+        path.write_bytes(content[: len(reader.MAGIC)] + events[(events["round"] > 0) | (events["peer"] < 0)].tobytes())
+    shifted = lives.load(str(folder))
+    assert_in_order(shifted.lives)
+    for process, offset in zip(shifted.processes, shifted.offsets):
+        assert (process.boot == "another") == (offset.ns != 0)
+        assert process.boot != "another" or abs(offset.ns + 5e9) <= offset.uncertainty_ns < 1e9
+
+
 def test_machines_that_exchanged_nothing_cannot_be_compared(copied):
     for path in copied.glob("server-*"):
         path.unlink()
@@ -328,7 +347,7 @@ def test_damaged_files_are_refused_with_their_name(copied, capsys):
         ("[]\n", "is damaged"),
         ("no JSON\n", "cannot be read"),
         ('{"kind": "process", "version": 99}\n', "is of another version of P3"),
-        ('{"kind": "process", "version": 2, "role": "worker"}\n', "is damaged"),
+        ('{"kind": "process", "version": 3, "role": "worker"}\n', "is damaged"),
     ],
 )
 def test_damaged_descriptions_are_refused_with_their_name(copied, capsys, text, problem):

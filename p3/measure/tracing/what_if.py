@@ -79,7 +79,7 @@ def recorded_setting(trace: Trace, rate: Optional[Rates]) -> Setting:
         model, compute_s, _network(rate or (1.0,), len(hosts)), workers_per_host=len(workers) // len(hosts),
         servers=None if is_each else len(servers), slice_elements=slice_elements, strategy=strategy,
         local_aggregation=bool((trace.lives["server"] < 0).any()), sparse=_touched(trace),
-        compression=compression,
+        compression=compression, groups=trace.processes[0].groups if 1 < len(workers) == len(hosts) else (),
     )  # fmt: skip
 
 

@@ -19,23 +19,30 @@ from p3.measure.compressions import Compression  # noqa: E402
 from p3.plan.strategy import Cut, Strategy  # noqa: E402
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    """Two workers and two servers on one host, in slices of 20000 elements: 760 kB, more than 0.4 s an iteration."""
-    folder = tmp_path_factory.mktemp("recorded")
-    settings = {"P3_LOCAL_AGGREGATION": "0", "P3_SLICE_ELEMENTS": "20000", "P3_TRACE": str(folder)}
+def record(folder, **settings):
+    settings = {"P3_LOCAL_AGGREGATION": "0", "P3_SLICE_ELEMENTS": "20000", "P3_TRACE": str(folder), **settings}
     status, output = run_p3(2, 2, python("traced.py"), **settings)
     assert status == 0, output
     return folder
 
 
-@pytest.fixture
-def on_two_hosts(recorded, tmp_path):
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Two workers and two servers on one host, in slices of 20000 elements: 760 kB, more than 0.4 s an iteration."""
+    return record(tmp_path_factory.mktemp("recorded"))
+
+
+def as_of_two_hosts(recorded, folder):
     """The same run, as if rank 1 of each had been on another host."""
-    folder = shutil.copytree(recorded, tmp_path / "two")
+    shutil.copytree(recorded, folder)
     for path in folder.glob("*-1-*.process.json"):
         path.write_text(path.read_text().replace("127.0.0.1", "10.0.0.2"))
     return folder
+
+
+@pytest.fixture
+def on_two_hosts(recorded, tmp_path):
+    return as_of_two_hosts(recorded, tmp_path / "two")
 
 
 def table(text):
@@ -54,6 +61,13 @@ def test_the_run_as_it_was_is_what_is_changed(recorded):
     assert (setting.network.hosts, setting.workers_per_host, setting.servers) == (1, 2, 2)
     assert (setting.slice_elements, setting.strategy, setting.compression) == (20000, Strategy(), None)
     assert (setting.local_aggregation, setting.sparse, setting.model.bytes) == (False, {}, 4 * (120000 + 70001 + 10))
+
+
+def test_a_run_in_groups_is_simulated_in_groups(on_two_hosts, tmp_path, capsys):
+    grouped = as_of_two_hosts(record(tmp_path / "grouped", P3_GROUPS="2"), tmp_path / "of two hosts")
+    assert what_if.recorded_setting(lives.load(str(grouped)), (20.0,)).groups == (2,)
+    assert what_if.recorded_setting(lives.load(str(on_two_hosts)), (20.0,)).groups == ()
+    assert list(told(capsys, grouped, "--rate", "20mbit", "--what-if", "rate=40mbit"))[-1] == "rate=40mbit"
 
 
 def test_what_ifs_are_told_beside_the_run_and_are_what_simulate_says(recorded, capsys):
