@@ -48,7 +48,7 @@ CLIPS = {"gpt": 1.0}  # the norms to which `codecs` and `local_steps` clip their
 
 def _replayed() -> Tuple[str, ...]:
     """All stores that a replay drives."""
-    return names("main", "apart") + of_codecs() + names("dgc", "torch", "auto", "alone")
+    return names("main", "groups", "apart") + of_codecs() + names("dgc", "torch", "auto", "alone")
 
 
 # Options, as command.py has them.

@@ -26,6 +26,9 @@ BLUE, ORANGE, PINK, GREEN, SKY, RED, YELLOW, GREY = (
 )  # fmt: skip
 
 
+OURS = "p3_sync"
+
+
 class Store(NamedTuple):
     name: str  # in options and results
     kvstore: str  # what mx.kv.create is given; or of torch, as torch_store.py has it
@@ -126,6 +129,11 @@ def _local(every: str, look: Tuple[str, str] = (GREY, "x")) -> Store:
     return Store(f"p3_local_{every}", f"p3_local:{every}", label, "local", look=look, over=("ddp_25", "p3_torch"))
 
 
+def _groups(size: int) -> Store:
+    return Store(f"p3_groups_{size}", "p3_sync", f"p3_sync, groups of {size}", "groups", {"P3_GROUPS": str(size)},
+                 over=(OURS,), simulated={"groups": (size,)})  # fmt: skip
+
+
 def _ddp(megabytes: int, look: Tuple[str, str]) -> Store:
     return Store(
         f"ddp_{megabytes}", f"ddp:{megabytes}", f"DDP, buckets of {megabytes} MB", "torch",
@@ -143,6 +151,9 @@ STORES: Dict[str, Store] = {
         Store("p3_slicing", "p3_sync", "p3_sync, slicing only", "main", {"P3_PRIORITY": "off"}, look=(PINK, "^"),
               simulated={"priorities": False}),
         Store("p3_sync", "p3_sync", "p3_sync", "main", look=(GREEN, "D"), over=("dist_sync", "mxnet_p3"), simulated={}),
+        _groups(4),
+        _groups(8),
+        _groups(16),
         _sparse(0.01, "1%", (ORANGE, "s")),
         _sparse(0.001, "0.1%", (RED, "^")),
         _factored("p3_dense", "dense", "dense"),
@@ -173,7 +184,6 @@ STORES: Dict[str, Store] = {
         Store("alone", "alone", "PyTorch alone", "alone"),
     )
 }  # fmt: skip
-OURS = "p3_sync"
 _OF_CODECS = "p3_"  # and the name of any codec of gradients: a store, too
 _DDP = re.compile(r"ddp_([1-9]\d*)(?:_(.+))?")  # its buckets are of any size
 _LOCAL = re.compile(r"p3_local_([1-9]\d*(?::0(?:\.\d+)?)?)(?:_(.+))?")  # and any number of steps between two exchanges

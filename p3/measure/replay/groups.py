@@ -1,4 +1,4 @@
-"""Groups of hosts with shared leaders: a tree for the slices of each server. Simulated only; P3 has no such groups.
+"""Groups of hosts with shared leaders: a tree for the slices of each server, as P3 has them (include/p3/groups.h).
 
 Groups of R, neighbours by number, each have a leader for the slices of a server: the member at the server's own place
 among its group. It adds up what the group pushes, and passes on the sum, and later the value that comes back. So every
@@ -8,7 +8,7 @@ groups of 4 of these, whose leaders push to the server.
 With a host's number written in digits, the first modulo 8, the next modulo 4, and a last one for what is left, each sum
 goes to the host that agrees with the server's in one digit more. So a host's groups are the same for all servers, and
 2(R-1 + N/R-1) connections leave each of N hosts in groups of R. With a power of two for R a group's sum is one of those
-that the tree of fixed shape makes anyway, so such groups would change no bit. Pure functions.
+that the tree of fixed shape makes anyway, so such groups change no bit. Pure functions.
 """
 
 from __future__ import annotations
