@@ -192,7 +192,8 @@ cdef extern from "p3/captured.h" namespace "p3" nogil:
 
 cdef extern from "p3/groups.h" namespace "p3" nogil:
     cdef cppclass Groups:
-        pass
+        int workers
+        vector[int] sizes, homes
 
 
 cdef extern from "p3/worker.h" namespace "p3" nogil:
@@ -314,7 +315,6 @@ cdef extern from "binding/arguments.h" namespace "p3::binding" nogil:
     ServerOptions server_options(
         NodeOptions, cbool, int, const vector[int]&, cbool, const vector[int]&, int, cbool
     ) except +raise_as_python
-    Groups groups_of(int, const vector[int]&, const vector[int]&) except +raise_as_python
     SharedFields shared_fields(const vector[double]&) except +raise_as_python
     vector[uint8_t] parts_of(const OptimizerSpec&, DType) except +raise_as_python
     vector[string] c_state_names "p3::binding::state_names"(const OptimizerSpec&) except +raise_as_python

@@ -373,7 +373,9 @@ cdef class P3Worker:
 
     def join_groups(self, int workers, sizes not None, homes not None):
         """Behind these: the sizes of groups, of groups of groups, and so on; and the home of each server."""
-        self.core.join_groups(groups_of(workers, sizes, homes))
+        cdef Groups groups
+        groups.workers, groups.sizes, groups.homes = workers, sizes, homes
+        self.core.join_groups(groups)
 
     def add_watch(self, int fd, str label not None, *, Tls tls=None):
         self.core.add_watch(stream_of(fd, (), False, released(tls)), label)

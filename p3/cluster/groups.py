@@ -9,8 +9,9 @@ its share (include/p3/groups.h). All processes of a job compute the same. Pure f
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from p3.errors import ConfigError
 from p3.placement import Placement
@@ -29,9 +30,11 @@ class Groups(NamedTuple):
         if not sizes or count == 1:
             return None
         told = "P3_GROUPS=%s" % "x".join(map(str, sizes))
-        shared = next((machine for machine in workers if workers.count(machine) > 1), None)
-        if placement.aggregates and shared is not None:
-            ranks = [rank for rank, machine in enumerate(workers) if machine == shared]
+        on_machine: Dict[int, List[int]] = {}
+        for rank, machine in enumerate(workers):
+            on_machine.setdefault(machine, []).append(rank)
+        ranks = next((ranks for ranks in on_machine.values() if len(ranks) > 1), None)
+        if placement.aggregates and ranks is not None:
             raise ConfigError(
                 "%s: workers %d and %d are on one machine, whose workers have a leader of their own. Leave P3_GROUPS "
                 "unset, or set P3_LOCAL_AGGREGATION=0: then groups take the place of machines"
@@ -41,13 +44,14 @@ class Groups(NamedTuple):
             raise ConfigError(
                 "%s: groups of groups need a multiple of %d workers; there are %d" % (told, math.prod(sizes), count)
             )
-        homes = tuple(_home(placement, server) for server in range(len(placement.servers)))
-        return cls(tuple(min(size, count) for size in sizes), count, homes)
+        turns = {machine: itertools.cycle(ranks) for machine, ranks in on_machine.items()}
+        homes = (next(turns.get(machine, iter((rank,)))) for rank, machine in enumerate(placement.servers))
+        return cls(tuple(min(size, count) for size in sizes), count, tuple(homes))
 
     @property
     def of_workers(self) -> List[int]:
         """By rank: which of the greatest groups each is in, of which one member pushes to a server."""
-        return [rank // math.prod(self.sizes) for rank in range(self.workers)]
+        return greatest_groups(self.workers, self.sizes)
 
     @property
     def places(self) -> List[int]:
@@ -64,7 +68,6 @@ class Groups(NamedTuple):
         return sorted(set(found) - {worker})
 
 
-def _home(placement: Placement, server: int) -> int:
-    machine = placement.servers[server]
-    here = [rank for rank, its in enumerate(placement.workers) if its == machine]
-    return here[placement.servers[:server].count(machine) % len(here)] if here else server
+def greatest_groups(workers: int, sizes: Sequence[int]) -> List[int]:
+    """By rank: which of them each worker is in."""
+    return [rank // math.prod(sizes) for rank in range(workers)]

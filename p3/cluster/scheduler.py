@@ -19,7 +19,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import math
 import os
 import signal
 import socket
@@ -33,6 +32,7 @@ from p3.cluster.connections import auth, channel, descriptors, encryption, frame
 from p3.cluster.connections.strangers import MAX_UNPROVED, PACE_S, Gate
 from p3.cluster.departures import Departures
 from p3.cluster.entrances import DECISIONS, Entrances
+from p3.cluster.groups import greatest_groups
 from p3.cluster.journal import Journal
 from p3.cluster.node import Node, endpoint, listen_as_root
 from p3.cluster.rendezvous import Rendezvous
@@ -305,7 +305,7 @@ class Scheduler:
         groups = sizes_of_groups(common["P3_GROUPS"])
         machines: List[Hashable] = [roster.by_node[worker].join["machine"] for worker in workers]
         if groups:  # whose leaders see who is late, in place of machines'
-            machines = [rank // math.prod(groups) for rank in range(len(workers))]
+            machines = [*greatest_groups(len(workers), groups)]
         roster.add_places("worker", to_come)
         machines += [("of rank", rank) for rank in to_come]  # whatever that will be: nobody pushes for it
         self._stragglers = Stragglers(roster.nodes("worker"), machines, settings.straggler_s, settings.stuck_s)

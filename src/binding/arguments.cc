@@ -73,10 +73,6 @@ ServerOptions server_options(NodeOptions node, bool by_arrival, int threads, con
   return options;
 }
 
-Groups groups_of(int workers, const std::vector<int>& sizes, const std::vector<int>& homes) {
-  return {workers, sizes, homes};
-}
-
 SharedFields shared_fields(const std::vector<double>& values) { return std::make_shared<const FieldValues>(values); }
 
 std::vector<uint8_t> parts_of(const OptimizerSpec& spec, DType dtype) {

@@ -36,8 +36,6 @@ ServerOptions server_options(NodeOptions node, bool by_arrival, int threads, con
                              bool local_aggregation, const std::vector<int>& groups, int group_leader,
                              bool outlives_workers);
 
-Groups groups_of(int workers, const std::vector<int>& sizes, const std::vector<int>& homes);
-
 SharedFields shared_fields(const std::vector<double>& values);
 
 // The parts that a key of that type has where the optimizer updates it: 0, its value, and the parts of its state.

@@ -18,7 +18,7 @@ struct Shape {
 };
 
 // Connected as p3/cluster/groups.py has it. Servers have the workers of their ranks for homes.
-class GroupsJob {
+class GroupsJob : public Cores {
  public:
   explicit GroupsJob(const Shape& shape) : groups{shape.workers, shape.sizes, {}} {
     for (int size : shape.sizes) all_ *= size;
@@ -31,9 +31,6 @@ class GroupsJob {
     for (auto& worker : workers) worker->join_groups(groups);
     for (auto& worker : workers) worker->start();
   }
-  ~GroupsJob() {
-    for (auto& worker : workers) worker->close(1);
-  }
 
   std::vector<int> greatest_groups() const {
     std::vector<int> found;
@@ -41,30 +38,7 @@ class GroupsJob {
     return found;
   }
 
-  int declare(KeyPlan plan) {
-    plan.wire_key = static_cast<uint32_t>(keys++);
-    const std::string name = "key" + std::to_string(plan.wire_key);
-    for (auto& server : servers) server->define(plan, name, 0);
-    int handle = 0;
-    for (auto& worker : workers) {
-      handle = worker->declare(name, plan.elements, plan.dtype, plan.codec);
-      worker->agree(handle, plan);
-    }
-    return handle;
-  }
-
-  template <typename Array>
-  std::string init(int key, Array& value, std::vector<Array>& landings) {
-    for (size_t i = 0; i < workers.size(); ++i)
-      workers[i]->init(key, value.data(), landings[i].data(), 0, pending.done());
-    return pending.wait_for(workers.size());
-  }
-
   Groups groups;
-  int keys = 0;
-  Pending pending;
-  std::vector<std::unique_ptr<Server>> servers;
-  std::vector<std::unique_ptr<Worker>> workers;
 
  private:
   static std::string name(int rank) { return name_of_worker(static_cast<size_t>(rank)); }
@@ -137,7 +111,7 @@ template <typename T>
 void expect_sums(const Shape& shape, DType dtype) {
   constexpr size_t kElements = 1250;
   GroupsJob job(shape);
-  const int key = job.declare(plan_of(kElements, dtype));
+  const int key = job.make_key(plan_of(kElements, dtype));
   std::vector<T> zeros(kElements);
   std::vector<std::vector<T>> landings(job.workers.size(), zeros);
   ASSERT_EQ(job.init(key, zeros, landings), "");
@@ -208,7 +182,7 @@ TEST(Groups, AreATreeForEachServer) {
 TEST(Groups, EachServerGetsOnePushOfEachGroupAndMembersLeadInTurn) {
   GroupsJob job({8, 4, {4}});
   constexpr size_t kElements = 1600;  // 16 slices, 4 on each server
-  const int key = job.declare(plan_of(kElements));
+  const int key = job.make_key(plan_of(kElements));
   std::vector<float> zeros(kElements), ones(kElements, 1);
   std::vector<std::vector<float>> landings(8, zeros);
   ASSERT_EQ(job.init(key, zeros, landings), "");
@@ -243,7 +217,7 @@ TEST(Groups, MixWithKeysThatDoNotAddUpInThem) {
     std::vector<std::vector<std::vector<float>>> landings;
     std::vector<std::vector<float>> gradients;
     for (const KeyPlan& plan : plans) {
-      keys.push_back(job.declare(plan));
+      keys.push_back(job.make_key(plan));
       std::vector<float> zeros(plan.elements);
       landings.emplace_back(job.workers.size(), zeros);
       gradients.emplace_back(plan.elements, 3.0f);
@@ -273,7 +247,7 @@ TEST(Groups, MixWithKeysThatDoNotAddUpInThem) {
 
 TEST(Groups, CompleteARoundThatAllSkipWithoutAnUpdate) {
   GroupsJob job({4, 2, {2}});
-  const int key = job.declare(plan_of(300));
+  const int key = job.make_key(plan_of(300));
   std::vector<float> zeros(300), ones(300, 1);
   std::vector<std::vector<float>> landings(4, zeros);
   ASSERT_EQ(job.init(key, ones, landings), "");
@@ -288,7 +262,7 @@ TEST(Groups, CompleteARoundThatAllSkipWithoutAnUpdate) {
 
 TEST(Groups, OfGatedRoundsEachSliceLeavesAsItIsReady) {
   GroupsJob job({4, 4, {2, 2}});
-  const int key = job.declare(plan_of(1000));
+  const int key = job.make_key(plan_of(1000));
   std::vector<float> zeros(1000);
   std::vector<std::vector<float>> gradients(4, std::vector<float>(1000, 2)), landings(4, zeros);
   ASSERT_EQ(job.init(key, zeros, landings), "");
@@ -305,7 +279,7 @@ TEST(Groups, HoldEachOtherUpNever) {
   GroupsJob job({6, 6, {3, 2}});
   KeyPlan plan = plan_of(2'000'000);
   plan.slice_elements = 50'000;
-  const int key = job.declare(plan);
+  const int key = job.make_key(plan);
   std::vector<float> zeros(plan.elements), ones(plan.elements, 1);
   std::vector<std::vector<float>> landings(6, zeros);
   ASSERT_EQ(job.init(key, zeros, landings), "");
@@ -319,7 +293,7 @@ TEST(Groups, HoldEachOtherUpNever) {
 TEST(Groups, AMemberThatLeavesBeforeTheOthersIsNamed) {
   for (size_t leaver : {size_t{0}, size_t{1}, size_t{2}}) {
     GroupsJob job({3, 3, {3}});
-    const int key = job.declare(plan_of(300));
+    const int key = job.make_key(plan_of(300));
     std::vector<float> zeros(300);
     std::vector<std::vector<float>> landings(3, zeros);
     ASSERT_EQ(job.init(key, zeros, landings), "");
@@ -335,7 +309,7 @@ TEST(Groups, AMemberThatLeavesBeforeTheOthersIsNamed) {
 
 TEST(Groups, MayEndOnceAllHaveWhatTheyNeed) {
   GroupsJob job({6, 4, {3}});
-  const int key = job.declare(plan_of(500));
+  const int key = job.make_key(plan_of(500));
   std::vector<float> zeros(500);
   std::vector<std::vector<float>> landings(6, zeros);
   ASSERT_EQ(job.init(key, zeros, landings), "");

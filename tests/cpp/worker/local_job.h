@@ -91,8 +91,40 @@ struct Leader {
   Worker worker;
 };
 
-// A job of real cores. `machines`: of each worker.
-struct Job {
+// What jobs of real cores have in common.
+struct Cores {
+  ~Cores() {
+    for (auto& worker : workers) worker->close(1);
+  }
+
+  // On all of them; its handle is the same on all workers.
+  int make_key(KeyPlan plan) {
+    plan.wire_key = static_cast<uint32_t>(keys++);
+    const std::string name = "key" + std::to_string(plan.wire_key);
+    for (auto& server : servers) server->define(plan, name, 0);
+    int handle = 0;
+    for (auto& worker : workers) {
+      handle = worker->declare(name, plan.elements, plan.dtype, plan.codec);
+      worker->agree(handle, plan);
+    }
+    return handle;
+  }
+
+  template <typename Array>
+  std::string init(int key, Array& value, std::vector<Array>& landings) {
+    for (size_t i = 0; i < workers.size(); ++i)
+      workers[i]->init(key, value.data(), landings[i].data(), 0, pending.done());
+    return pending.wait_for(workers.size());
+  }
+
+  int keys = 0;
+  Pending pending;
+  std::vector<std::unique_ptr<Server>> servers;
+  std::vector<std::unique_ptr<Worker>> workers;
+};
+
+// With one server. `machines`: of each worker.
+struct Job : Cores {
   explicit Job(const std::vector<int>& machines, bool aggregated, SumOrder order = SumOrder::kRank) {
     ServerOptions options;
     options.node = timeless("server 0 (here)");
@@ -100,7 +132,8 @@ struct Job {
     options.local_aggregation = aggregated;
     options.sum_order = order;
     const Machines places(machines);
-    server = Server::make(0, 1, static_cast<int>(machines.size()), options);
+    servers.push_back(Server::make(0, 1, static_cast<int>(machines.size()), options));
+    server = servers.front().get();
     for (size_t rank = 0; rank < machines.size(); ++rank) {
       const auto [ours, its] = unix_pair();
       workers.push_back(std::make_unique<Worker>(static_cast<int>(rank), 1, timeless(name_of_worker(rank))));
@@ -115,39 +148,19 @@ struct Job {
     server->start();
     for (auto& worker : workers) worker->start();
   }
-  ~Job() {
-    for (auto& worker : workers) worker->close(1);
-  }
 
   int declare(uint64_t elements, DType dtype = DType::kFloat32, const Compression& codec = {}) {
     KeyPlan plan;
     plan.reduction = reduction;
-    plan.wire_key = static_cast<uint32_t>(keys++);
     plan.elements = elements;
     plan.dtype = dtype;
     plan.codec = codec;
     plan.slice_elements = 1000;
-    server->define(plan, "key" + std::to_string(plan.wire_key), 0);
-    int handle = 0;
-    for (auto& worker : workers) {
-      handle = worker->declare("key" + std::to_string(plan.wire_key), elements, dtype, codec);
-      worker->agree(handle, plan);
-    }
-    return handle;
-  }
-
-  template <typename Array>
-  std::string init(int key, Array& value, std::vector<Array>& landings) {
-    for (size_t i = 0; i < workers.size(); ++i)
-      workers[i]->init(key, value.data(), landings[i].data(), 0, pending.done());
-    return pending.wait_for(workers.size());
+    return make_key(plan);
   }
 
   Reduction reduction = Reduction::kSum;  // of keys to come
-  int keys = 0;
-  Pending pending;
-  std::unique_ptr<Server> server;
-  std::vector<std::unique_ptr<Worker>> workers;
+  Server* server = nullptr;
 };
 
 // A server of three workers played by the test; the last two share a machine.
