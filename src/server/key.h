@@ -41,6 +41,7 @@ struct ServerKey {
   // Who pushes in each round for this worker, and gets the value of the round for it.
   int pusher_of(int worker) const { return aggregated ? machines->leader_of(worker) : worker; }
   bool pushes(int worker) const { return pusher_of(worker) == worker; }
+  bool pushes_for_first(int worker) const { return pusher_of(first()) == worker; }
   // Whether it does so for others as well.
   bool is_shared(int worker) const { return aggregated && !machines->is_alone(worker); }
   int pushes_of_round() const { return aggregated ? machines->count() : machines->num_workers(); }

@@ -199,7 +199,7 @@ class Shard {
     int departed = 0;      // workers that were no part of the job any more
     bool goes_on = false;  // some worker that has none takes part all the same
   } round_;                // in progress
-  int32_t priority_ = 0;   // of the round, as first() pushed it
+  int32_t priority_ = 0;   // of the round, as who pushes for first() has it
 
   const uint64_t* updates_ = nullptr;  // that it has had, if each answer is to say so
 

@@ -441,4 +441,28 @@ TEST(ServerPlans, MakeSense) {
 }
 
 }  // namespace
+// A server on the machine of an odd rank: rank 1 pushes there for rank 0, whom other servers take the priority from.
+TEST(Server, AnswersGroupsWithThePriorityOfTheirPush) {
+  ServerOptions with = options();
+  with.groups = Machines(std::vector<int>{0, 0, 1, 1}, 1);
+  Job job(4, with);
+  job.define(1, 2);
+  job.initialise(1, {0, 0});
+  for (uint64_t round = 1; round <= 2; ++round) {
+    const auto priority = -7 * static_cast<int32_t>(round);
+    for (size_t leader : {3, 1}) {
+      Header push = Job::header(FrameKind::kPush, 1, 0, round, 2, priority);
+      push.of_machine = 1;
+      push.contributors = 2;
+      const std::vector<float> sum = {1, 2};
+      job.workers[leader].send(push, sum.data());
+    }
+    for (int leader : {1, 3}) {
+      Header got;
+      EXPECT_EQ(job.receive_value(leader, &got), (std::vector<float>{2, 4}));
+      EXPECT_EQ(got.priority, priority);
+    }
+  }
+}
+
 }  // namespace p3

@@ -22,7 +22,7 @@ void ServerPartition::push(Task& task, Reply& reply) {
   const auto [its_sum, place] = sum_and_place(task.worker);
   RankRowSum& sum = *its_sum;
   wants_rows_[static_cast<size_t>(task.worker)] = task.header.part == 1;
-  if (task.worker == key.first()) priority_ = task.header.priority;
+  if (key.pushes_for_first(task.worker)) priority_ = task.header.priority;
   if (task.payload) {
     reply.contradicts = round_.numbers.note(task.worker, task.header.scalars, task.fields);
     reply.problem = add(task, sum, place);

@@ -55,7 +55,7 @@ void ServerSlice::add(Task& task) {
   round_.present += !task.payload ? 0 : task.header.of_machine != 0 ? task.header.contributors : 1;
   round_.departed += task.has_departed;
   round_.goes_on |= goes_on(task.header);
-  if (worker == key.first()) priority_ = task.header.priority;
+  if (key.pushes_for_first(worker)) priority_ = task.header.priority;
   PooledBuffer gradient = std::move(task.payload);
   const Compression sent = key.plan.codec.in(static_cast<Encoding>(task.header.encoding));
   if (host_.sum_order != SumOrder::kRank) return total_.add(0, std::move(gradient), sent);
