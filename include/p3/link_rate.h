@@ -34,6 +34,11 @@ class LinkRate {
   // How many have been full of late. The others, such as those to workers that only their leader sends to, need no part
   // of the link, and if they counted, those that do would have too little of it.
   uint64_t connections() const { return connections_; }
+  // What is written from here on is of this round. First values go from every server to every worker, so those that they
+  // have filled, if rounds will not, count no longer. Who writes.
+  void writes_round(uint64_t round) {
+    if (round > 0 && !in_rounds_) begin_rounds();
+  }
 
   // So many bytes have been taken by one of them. The rate is measured so, and by what the card has sent in the same time
   // for other processes. Not the kernel's delivery rate, which takes what a token bucket lets pass at once for the rate
@@ -62,6 +67,7 @@ class LinkRate {
   uint64_t version() const { return version_; }
 
  private:
+  void begin_rounds();
   uint64_t sent_by_card();
   void measured(uint64_t rate, uint64_t memory);
 
@@ -69,6 +75,7 @@ class LinkRate {
   std::atomic<uint64_t> connections_{0}, rate_{0}, version_{0};
   uint64_t period_ = 1, measurements_ = 0;  // in this period
   uint64_t filled_ = 0;                     // connections, in this period
+  bool in_rounds_ = false;                  // first values are over
   bool is_full_ = false;                    // one was, since_
   std::atomic<uint64_t> full_rate_{0};
   std::atomic<uint64_t> agreed_rate_{0}, agreed_connections_{0};  // 0: nothing is agreed yet

@@ -156,6 +156,7 @@ bool Transport::write_frames(int limit) {
       }
       edges = van->edges;
     }
+    link_.writes_round(van->writes().front().header.round);
     switch (van->write_some()) {
       case Van::Progress::kFrameDone:
         wake_for(*van);

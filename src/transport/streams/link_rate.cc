@@ -36,6 +36,13 @@ void LinkRate::filled(uint64_t& noted) {
   ++version_;
 }
 
+void LinkRate::begin_rounds() {
+  in_rounds_ = true;
+  ++period_;
+  measurements_ = filled_ = connections_ = 0;
+  ++version_;
+}
+
 void LinkRate::wrote(uint64_t bytes) {
   written_ += bytes;
   if (written_ < kBytesPerMeasurement) return;

@@ -447,6 +447,25 @@ TEST(SocketStream, TellsItsLinkHowFastItIs) {
   EXPECT_EQ(link.connections(), 1u);
 }
 
+TEST(LinkRate, CountsNotWhatFirstValuesAloneHaveFilled) {
+  LinkRate link;
+  uint64_t everybodys[3] = {}, version = link.version();
+  link.writes_round(0);
+  for (uint64_t& noted : everybodys) link.filled(noted);
+  EXPECT_EQ(link.connections(), 3u);
+  link.measured(1'000'000);
+  link.writes_round(1);
+  EXPECT_EQ(link.connections(), 0u);
+  EXPECT_EQ(link.rate(), 1'000'000u) << "it is the same link";
+  link.filled(everybodys[1]);
+  link.filled(everybodys[1]);
+  link.writes_round(2);
+  link.writes_round(0);  // of a key that comes later
+  link.writes_round(2);
+  EXPECT_EQ(link.connections(), 1u);
+  EXPECT_GT(link.version(), version);
+}
+
 TEST(SocketStream, TellsItsLinkHowFastItIsWhileItIsFull) {
   LinkRate link;
   const StreamPair pair = socket_pair(far_tcp_pair());
