@@ -263,7 +263,7 @@ class Settings:
         "P3_GROUPS", "1", _groups,
         "Workers in a group, of neighbours by rank: they add up their gradients, each of them for some of the servers, "
         "before they push ([more](groups.md)). `16x8`: groups of 16, and groups of 8 of these. `1`: none. Set it for "
-        "jobs of more than 64 hosts with slow links.",
+        "jobs of 8 hosts or more with slow links, to 4 or more.",
         common=True,
     )
 
