@@ -36,11 +36,16 @@ def _leader(groups: Sequence[int], host: int, home: int) -> int:
     return SERVER
 
 
+def fit(groups: Sequence[int], hosts: int) -> bool:
+    """Whether so many hosts are whole groups, of sizes of at least 1."""
+    return hosts % math.prod(groups) == 0
+
+
 def check(groups: Sequence[int], hosts: int) -> None:
     """ValueError if so many hosts cannot be in such groups."""
     if any(size < 1 for size in groups):
         raise ValueError(f"groups are {told(groups)}; a group has at least one host")
-    if hosts % math.prod(groups):
+    if not fit(groups, hosts):
         raise ValueError(f"groups of {told(groups)} need a multiple of {math.prod(groups)} hosts; there are {hosts}")
 
 

@@ -69,8 +69,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=number(1, 1 << 24, int), metavar="ROWS")
     add("--servers", "on the hosts in turn (default: one on each)", type=number(1, MOST_HOSTS, int), metavar="N")
     add("--workers-per-host", "(default 1)", type=number(1, 64, int), default=1, metavar="N")
-    add("--groups", "of hosts, whose members each lead their share of the slices: R, or RxR for groups of groups "
-        "(default: none)", type=list_of(trees.parse), default=[()], metavar="R[xR][,R]")
+    add("--groups", "of hosts, whose members each lead their share of the slices: R, or RxR for groups of groups; "
+        "of several those that divide the hosts (default: none)", type=list_of(trees.parse), default=[()],
+        metavar="R[xR][,R]")
     add("--no-local-aggregation", "each worker of a host pushes for itself", action="store_true")
     add("--sparse", "a layer of which a step touches this share of the rows", type=_pair(str, number(0, 1)),
         action="append", default=[], metavar="LAYER=ALPHA")
@@ -103,6 +104,8 @@ def settings(options: argparse.Namespace) -> Iterator[Setting]:
         if scheme == "ddp" and (loss, congestion, clip) != firsts:
             continue  # its ring is ideal, and done before any update
         if len(options.compression) > 1 and not can_compress(scheme, compression):
+            continue
+        if not trees.fit(groups, hosts) and any(trees.fit(others, hosts) for others in options.groups):
             continue
         down = options.down[0] if options.down else rate
         yield Setting(

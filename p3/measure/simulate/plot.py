@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Dict, List, Sequence, Tuple
 
@@ -46,23 +47,31 @@ def save(
         figure.savefig(path, format=kind, dpi=150, metadata=METADATA[kind])
 
 
-def _draw_lines(axes, settings, predictions) -> Dict[str, str]:
-    """The colour of each scheme's first line."""
-    lines: Dict[Tuple[str, str], List[Tuple[int, float]]] = {}
+_Kind = Tuple[str, Tuple[int, ...]]  # a scheme, and its groups
+
+
+def _draw_lines(axes, settings, predictions) -> Dict[_Kind, str]:
+    """The colour of the first line of each kind."""
+    lines: Dict[Tuple[_Kind, str], List[Tuple[int, float]]] = {}
     bounds: Dict[int, float] = {}
     for setting, prediction in zip(settings, predictions):
-        at = setting.network.hosts
-        lines.setdefault((setting.scheme, _label(setting)), []).append((at, prediction.mean_s))
+        at, kind = setting.network.hosts, (setting.scheme, _shared(setting.groups))
+        lines.setdefault((kind, _label(setting)), []).append((at, prediction.mean_s))
         if prediction.bound_s is not None:
             bounds[at] = min(prediction.bound_s, bounds.get(at, prediction.bound_s))
-    colour_of: Dict[str, str] = {}
-    for ((scheme, label), points), colour in zip(lines.items(), _COLOURS):
+    colour_of: Dict[_Kind, str] = {}
+    for ((kind, label), points), colour in zip(lines.items(), _COLOURS):
         axes.plot(*zip(*points), color=colour, linewidth=1.8, label=label)
-        colour_of.setdefault(scheme, colour)
+        colour_of.setdefault(kind, colour)
     if bounds:
         axes.plot(*zip(*sorted(bounds.items())), color="black", linestyle=(0, (5, 2)), linewidth=1.3,
                   label="bound of P3's slices")
     return colour_of
+
+
+def _shared(groups: Sequence[int]) -> Tuple[int, ...]:
+    """None, if each host is a group of its own."""
+    return tuple(groups) if math.prod(groups) > 1 else ()
 
 
 def _label(setting: Setting) -> str:
@@ -71,11 +80,11 @@ def _label(setting: Setting) -> str:
     if setting.scheme == "layers":
         return f"{LAYERS}, simulated"
     slices = "" if setting.slice_elements == "auto" else f" slices of {setting.slice_elements},"
-    groups = f" groups of {trees.told(setting.groups)}," if setting.groups else ""
+    groups = f" groups of {trees.told(setting.groups)}," if _shared(setting.groups) else ""
     return f"P3,{slices}{groups} simulated"
 
 
-def _draw_points(axes, first: Setting, measured: Sequence[str], colour_of: Dict[str, str]) -> None:
+def _draw_points(axes, first: Setting, measured: Sequence[str], colour_of: Dict[_Kind, str]) -> None:
     """Of the same model, size, computation and rate; the median of the runs, from the least to the greatest."""
     if not measured:
         return
@@ -89,8 +98,9 @@ def _draw_points(axes, first: Setting, measured: Sequence[str], colour_of: Dict[
         if not (same and is_drawn and one.median_s) or abs(one.size / first.model.size - 1) > 1e-6:
             continue
         label = f"{store.label}, measured"
+        kind = (store.simulated.get("scheme", "p3"), _shared(store.simulated.get("groups", ())))
         axes.errorbar([one.hosts], [one.median_s], [[one.median_s - one.low_s], [one.high_s - one.median_s]],
-                      color=colour_of.get(store.simulated.get("scheme", "p3"), "#333333"), marker=store.look[1],
+                      color=colour_of.get(kind, "#333333"), marker=store.look[1],
                       markersize=6, capsize=3, linestyle="", zorder=5, label=None if label in drawn else label)
         drawn.add(label)
     if not drawn:

@@ -80,7 +80,7 @@ class Setting:
     slice_elements: Union[int, str] = "auto"
     strategy: Strategy = Strategy()  # of P3, by the names of the model's tensors; its slices go before slice_elements
     local_aggregation: bool = True
-    groups: Tuple[int, ...] = ()  # of hosts with shared leaders, as replay/groups.py has them: simulated only
+    groups: Tuple[int, ...] = ()  # of hosts with shared leaders, as replay/groups.py has them
     sparse: Mapping[str, float] = dataclasses.field(default_factory=dict)  # layer -> share of it that a step touches
     batch: Optional[int] = None  # rows of a worker's, of which weights with the strategy's route "factors" have so many
     compression: Optional[Compression] = None  # of P3, where the strategy has none; or of DDP's hook that halves bytes

@@ -104,6 +104,18 @@ def test_groups_are_told_and_swept_where_a_scheme_has_them(simulate, tmp_path):
     assert "8 hosts, groups of 4, 40 Mbit/s" in simulate(*SMALL, "--hosts", "8", "--groups", "4")
 
 
+def test_of_several_groups_those_that_divide_the_hosts_are_simulated(simulate, tmp_path):
+    path, figure = tmp_path / "out.jsonl", tmp_path / "figure.svg"
+    simulate(*SMALL, "--hosts", "3,4,8", "--groups", "1,4,2x2", "--out", str(path), "--plot", str(figure))
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    every = [[1], [4], [2, 2]]
+    assert [(one["hosts"], one["groups"]) for one in records] == [
+        (3, [1]), *((4, groups) for groups in every), *((8, groups) for groups in every)
+    ]  # fmt: skip
+    drawn = figure.read_text()
+    assert "P3, groups of 2x2, simulated" in drawn and "P3, simulated" in drawn
+
+
 def test_settings_of_p3_and_network_are_taken_by_name(simulate, tmp_path):
     path = tmp_path / "out.jsonl"
     simulate(*SMALL, "--hosts", "3", "--rate", "40mbit:20mbit", "--down", "80mbit", "--set", "window_kib=16",
