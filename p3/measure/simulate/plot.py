@@ -70,7 +70,7 @@ def _draw_lines(axes, settings, predictions) -> Dict[_Kind, str]:
 
 
 def _shared(groups: Sequence[int]) -> Tuple[int, ...]:
-    """None, if each host is a group of its own."""
+    """The same, but nothing if each host is a group of its own."""
     return tuple(groups) if math.prod(groups) > 1 else ()
 
 

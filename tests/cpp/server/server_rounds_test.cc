@@ -440,8 +440,7 @@ TEST(ServerPlans, MakeSense) {
             "");
 }
 
-}  // namespace
-// A server on the machine of an odd rank: rank 1 pushes there for rank 0, whom other servers take the priority from.
+// A server on the machine of an odd rank: there rank 1 pushes for rank 0, whose pushes go elsewhere.
 TEST(Server, AnswersGroupsWithThePriorityOfTheirPush) {
   ServerOptions with = options();
   with.groups = Machines(std::vector<int>{0, 0, 1, 1}, 1);
@@ -465,4 +464,5 @@ TEST(Server, AnswersGroupsWithThePriorityOfTheirPush) {
   }
 }
 
+}  // namespace
 }  // namespace p3
