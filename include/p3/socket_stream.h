@@ -63,6 +63,11 @@ class SocketStream : public Stream {
   // look whether one stands still.
   static bool are_many(uint64_t bound);
 
+  // How much of such a piece is handed to the kernel at once where the congestion window is of so many segments: all, or if
+  // it holds no two of them, half of what it holds. The kernel sends no more than that half at once: it would split the
+  // piece, and keep its end back until the rest has left the machine's own queue.
+  static uint64_t fitting_piece(uint64_t piece, uint32_t congestion_window, uint32_t segment_bytes);
+
   // Whether a path is so short that connections which take turns by priority need no congestion control but their bound;
   // or so long that they do. Neither: it has not been measured (~0).
   static bool is_short(uint32_t min_rtt_us);
@@ -81,6 +86,8 @@ class SocketStream : public Stream {
   void look_at_path();
   void bound_send_buffer(uint64_t bytes);
   bool set_send_buffer();
+  uint64_t piece_of_bound() const;
+  bool is_congested() const;
   void bound_by(const LinkShare& link);
   void pace(uint64_t most);
   bool measure_path();
@@ -99,14 +106,17 @@ class SocketStream : public Stream {
   LinkRate* link_ = &own_link_;
   // Of all that the kernel has told; none at first.
   uint32_t min_rtt_us_ = std::numeric_limits<uint32_t>::max();
-  // What the kernel told last: of segments, as those that came behind a lost one count at once.
-  uint32_t delivered_segments_ = 0;
+  // What the kernel told last.
+  uint32_t congestion_window_ = 0;  // of segments
+  uint32_t segment_bytes_ = 0;
+  uint32_t delivered_segments_ = 0;  // not bytes, as those that came behind a lost one count at once
   uint64_t delivered_ = 0;  // bytes
   LinkRate::Clock::time_point delivered_at_{};
   uint64_t looked_at_ = 0;          // the link's version
   uint64_t filled_in_ = 0;          // the link's note
   std::atomic<uint64_t> bound_{0};  // of the send buffer; the reader goes by it, too
   bool is_bounded_ = false;         // false: the kernel's own choice
+  bool was_congested_ = false;      // when the send buffer was set
   int low_water_ = 1;               // the reader's, as the kernel has it
 };
 

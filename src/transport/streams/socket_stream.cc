@@ -35,6 +35,7 @@ constexpr uint64_t kFirstBound = 16 << 10;  // until a rate is known
 // What is handed to the kernel at once is as much as may be in flight, but where that is at least kLeastBound no less than
 // a quarter of a slice of 10,000 elements, and never more than what the kernel makes one segment of.
 constexpr uint64_t kLeastPiece = 10 << 10, kMostPiece = 60 << 10;
+constexpr uint64_t kLeastPart = 1 << 10;  // of a piece, whatever the congestion window
 
 // Less than a few packets is worth no system call; more than that might not fit into the kernel's receive buffer (128 KiB
 // at first) with all that it keeps for each packet.
@@ -141,7 +142,7 @@ void SocketStream::bound_by(const LinkShare& link) {
   const bool is_far = is_long(min_rtt_us_);
   const uint64_t of_rate = link.bytes_per_second == 0 ? kFirstBound : bytes_under_way(link, min_rtt_us_);
   const uint64_t bound = is_far ? kNoBound : of_rate;
-  if (bound != bound_) bound_send_buffer(bound);
+  if (bound != bound_ || is_congested() != was_congested_) bound_send_buffer(bound);
   pace(is_far ? pace_of(link, link_->probes()) : kUnpaced);
 }
 
@@ -185,6 +186,8 @@ bool SocketStream::measure_path() {
       length < offsetof(tcp_info, tcpi_min_rtt) + sizeof info.tcpi_min_rtt)
     return false;
   min_rtt_us_ = std::min(min_rtt_us_, info.tcpi_min_rtt);
+  congestion_window_ = info.tcpi_snd_cwnd;
+  segment_bytes_ = info.tcpi_snd_mss;
   delivered_ += uint64_t{info.tcpi_delivered - delivered_segments_} * info.tcpi_snd_mss;
   delivered_segments_ = info.tcpi_delivered;
   delivered_at_ = LinkRate::Clock::now();
@@ -239,8 +242,12 @@ void SocketStream::bound_send_buffer(uint64_t bytes) {
 }
 
 // The kernel takes half of a send buffer for its own records, so it doubles what it is asked for. False: less was had.
+//
+// A congestion window grows only while it is what limits a connection. So where it is too small it gets more than it can hold.
 bool SocketStream::set_send_buffer() {
-  const int wanted = static_cast<int>(std::min<uint64_t>(bound_ / 2, std::numeric_limits<int>::max() / 2));
+  was_congested_ = is_congested();
+  const uint64_t bytes = was_congested_ ? 2 * std::max<uint64_t>(bound_, piece_of_bound()) : bound_.load();
+  const int wanted = static_cast<int>(std::min<uint64_t>(bytes / 2, std::numeric_limits<int>::max() / 2));
   int got = 0;
   socklen_t length = sizeof got;
   setsockopt(fd_, SOL_SOCKET, SO_SNDBUF, &wanted, sizeof wanted);
@@ -249,7 +256,22 @@ bool SocketStream::set_send_buffer() {
 
 size_t SocketStream::piece_bytes() const {
   if (!is_bounded_) return std::numeric_limits<size_t>::max();
+  return was_congested_ ? fitting_piece(piece_of_bound(), congestion_window_, segment_bytes_) : piece_of_bound();
+}
+
+uint64_t SocketStream::piece_of_bound() const {
   return are_many(bound_) ? bound_.load() : std::clamp<uint64_t>(bound_, kLeastPiece, kMostPiece);
+}
+
+// At the beginning it is not: the window is small, but grows with each acknowledgement.
+bool SocketStream::is_congested() const {
+  return link_->share().bytes_per_second > 0 && bound_ != kNoBound &&
+         fitting_piece(piece_of_bound(), congestion_window_, segment_bytes_) < piece_of_bound();
+}
+
+uint64_t SocketStream::fitting_piece(uint64_t piece, uint32_t congestion_window, uint32_t segment_bytes) {
+  const uint64_t half = uint64_t{congestion_window / 2} * segment_bytes;
+  return std::min(piece, std::max(half, kLeastPart));
 }
 
 bool SocketStream::may_stand_still() const { return is_tcp_ && is_bounded_ && are_many(bound_); }

@@ -785,6 +785,69 @@ TEST(SocketStream, SendsWhatItsHostHadNoRoomForWhenAsked) {
   EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
+// In a network namespace of the child's, on connections whose congestion window has fallen to 19 segments, in place of the 20
+// that two pieces take: exit status 77 where none can be had.
+int grow_again() {
+  if (unshare(CLONE_NEWNET) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) return 77;
+  if (std::system("(ip link set lo up mtu 1500 && tc qdisc add dev lo root tbf rate 75mbit burst 96kb latency 20ms &&"
+                  " ip route replace local 127.0.0.0/8 dev lo table local initcwnd 19 ssthresh lock 19 &&"
+                  " echo reno > /proc/sys/net/ipv4/tcp_congestion_control &&"
+                  " echo 0 > /proc/sys/net/ipv4/tcp_no_ssthresh_metrics_save) "
+                  ">/dev/null 2>&1") != 0)
+    return 77;
+  const StreamPair before = socket_pair(far_tcp_pair());  // only from the second one on the kernel goes by that threshold
+  before.first->close();
+  before.second->close();
+  const auto [ours, other] = far_tcp_pair();
+  const std::unique_ptr<Stream> stream = stream_of(ours);
+  LinkRate link;
+  link.agree({9'375'000, 6});
+  stream->share_link(&link);
+  const auto info_of = [fd = ours] {
+    tcp_info info{};
+    socklen_t length = sizeof info;
+    getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length);
+    return info;
+  };
+  const auto congestion_window = [&] { return info_of().tcpi_snd_cwnd; };
+  if (congestion_window() != 19 || info_of().tcpi_snd_ssthresh != 19) return 77;
+  std::thread reader([fd = other] {
+    std::vector<char> room(1 << 16);
+    while (::read(fd, room.data(), room.size()) > 0) continue;
+  });
+  std::vector<char> slice(40'072);
+  pollfd writable{ours, POLLOUT, 0};
+  for (size_t written = 0; written < (16 << 20) && congestion_window() < 20;) {
+    const iovec rest{slice.data(), slice.size() - written % slice.size()};
+    written += stream->write(&rest, 1).bytes;
+    if (poll(&writable, 1, kDeadlineMs) != 1) break;
+  }
+  const bool has_grown = congestion_window() >= 20;
+  stream->end_writing();
+  reader.join();
+  return has_grown ? 0 : 1;
+}
+
+// Or a connection that has lost a packet has half of the others' in flight for good: the kernel splits what is written, and
+// the pieces of it fill a send buffer of a piece before the congestion window.
+TEST(SocketStream, ACongestionWindowThatHoldsNoTwoPiecesGrows) {
+  const pid_t child = fork();
+  if (child == 0) _exit(grow_again());
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 77) GTEST_SKIP() << "no network namespace, or no tc";
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+TEST(SocketStream, PiecesFitIntoHalfOfASmallCongestionWindow) {
+  EXPECT_EQ(SocketStream::fitting_piece(14'336, 20, 1448), 14'336u);
+  EXPECT_EQ(SocketStream::fitting_piece(14'336, 19, 1448), 9u * 1448);
+  EXPECT_EQ(SocketStream::fitting_piece(14'336, 2, 1448), 1448u);
+  EXPECT_EQ(SocketStream::fitting_piece(14'336, 1, 1448), 1024u) << "some of it";
+  EXPECT_EQ(SocketStream::fitting_piece(14'336, 10, 32'768), 14'336u);
+}
+
 // Or the kernel wakes its reader for each segment of a slice that is of no use before it is whole.
 TEST(SocketStream, TheReadEventWaitsForWhatIsAwaitedOrTheEnd) {
   const StreamPair pair = socket_pair(tcp_pair());
