@@ -2,7 +2,8 @@
 //
 // Where gradients are clipped by their global norm, nobody can use a value before the last push of its round has been
 // summed. So a worker tells the servers of its machine while pushes of a round wait for the link, and they keep back values
-// of that round and later ones that go to other machines. Values of rounds before, the norm, and all else go on.
+// of that round and later ones that go to other machines. So does a worker itself with those that it passes on to its group.
+// Values of rounds before, the norm, and all else go on.
 //
 // Whether pushes wait is known to who writes: a socket has taken less than was offered. So where the link keeps up, nothing
 // is told, and nothing kept back.
@@ -46,9 +47,11 @@ class WaitingPushes {
   uint64_t told_ = kNone;
 };
 
-// What the workers of its machine have told a server, by van.
+// What the workers of its machine have told a server, by van, or a worker itself.
 class Precedence {
  public:
+  static constexpr int kItself = -1;  // in place of a van
+
   void told(int van, const Header& header) {
     if (header.part != 0)
       rounds_[van] = header.round;

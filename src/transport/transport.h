@@ -96,9 +96,10 @@ class Transport {
   // finds the frames when it looks next, after half a heartbeat at the latest.
   enum class Write { kBySender, kHere, kLater };
   void send(const std::vector<Outgoing>& frames, Write write = Write::kBySender);
-  // From here on this node's pushes go before values that the servers of its machine send, where those yield
+  // From here on this node's pushes go before values that it and the servers of its machine send, where those yield
   // (precedence.h). Any thread.
   void put_pushes_first() { pushes_go_first_ = true; }
+  bool puts_pushes_first() const { return pushes_go_first_; }
   // Has the receiver call work() soon, or again, if it is asked from there. From any thread.
   void ask_for_work();
 

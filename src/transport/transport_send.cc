@@ -34,6 +34,7 @@ void Transport::note_gone(const Van& van, const Header& header) {
 
 void Transport::tell(const std::optional<Header>& news) {
   if (!news) return;
+  precedence_.told(Precedence::kItself, *news);
   for (auto& van : vans_)
     if (van->is_local() && !van->is_lost()) van->push({*news}, Clock::now());
 }

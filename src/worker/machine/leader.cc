@@ -161,11 +161,13 @@ void MachineLeader::note_late(const Key& key, std::chrono::steady_clock::time_po
 std::optional<Frame> MachineLeader::pass_on(Key& key, const Frame& answer) {
   MachineSum::Passed passed = key.machine_sum->pass_on(answer.header, answer.payload, key);
   if (passed.own) passed.own->fields = answer.fields;
+  const bool yields = transport_.puts_pushes_first() && key.machine_sum->plan.is_part_of_norm();
   std::vector<Transport::Outgoing> frames;
   frames.reserve(passed.frames.size());
   for (auto& [place, frame] : passed.frames) {
     frame.goes_by_fields = key.machine_sum->hands_on_fields();
     if (frame.goes_by_fields) frame.fields = answer.fields;
+    frame.yields = yields;
     frames.push_back({member(place).van, frame});
   }
   if (!frames.empty()) transport_.send(frames, Transport::Write::kHere);

@@ -97,13 +97,16 @@ struct Job {
     node = std::make_unique<Quiet>(options);
     const auto [near, its_near] = unix_pair();
     const auto [far, its_far] = tcp_pair(4096);
+    const auto [third, its_third] = tcp_pair(4096);
     near_peer.emplace(near);
     far_peer.emplace(far);
+    third_peer.emplace(third);
     node->transport.add_van(std::make_unique<Local>(its_near), "of this machine", 0);
     node->transport.add_van(stream_of(its_far), "of another", 1, /*is_bounded=*/true);
+    node->transport.add_van(stream_of(its_third), "of a third one", 2);
   }
 
-  static constexpr int kNear = 0, kFar = 1;
+  static constexpr int kNear = 0, kFar = 1, kThird = 2;
   static constexpr uint64_t kBehind = 1000;  // a round that no value is of
 
   void send(int van, FrameKind kind, uint64_t round, bool yields, const std::vector<char>& payload = {}) {
@@ -139,14 +142,18 @@ struct Job {
     push(*near_peer, kBehind);
     ASSERT_TRUE(eventually([&] { return node->received_round == kBehind; }));
     send(kFar, FrameKind::kValue, round, true);
+    expect_nothing_but_heartbeats(*far_peer);
+  }
+
+  void expect_nothing_but_heartbeats(RawPeer& peer) {
     node->told_round = kBehind;
     Header came;
-    do came = next(*far_peer);
+    do came = next(peer);
     while (came.kind == FrameKind::kPing && came.round != kBehind && !testing::Test::HasFailure());
     EXPECT_EQ(came.round, kBehind) << "a heartbeat comes in the place of a value that is kept back";
   }
 
-  std::optional<RawPeer> near_peer, far_peer;
+  std::optional<RawPeer> near_peer, far_peer, third_peer;
   std::unique_ptr<Quiet> node;
 };
 
@@ -204,6 +211,21 @@ TEST(Transport, TellsOfItsPushesWhileTheLinkDoesNotTakeThem) {
   told = job.near_peer->must_receive();
   EXPECT_EQ(told.kind, FrameKind::kYield);
   EXPECT_EQ(told.part, 0);
+}
+
+TEST(Transport, KeepsBackItsOwnValuesOfTheRoundWhileTheLinkDoesNotTakeItsPushes) {
+  Job job;
+  job.node->transport.put_pushes_first();
+  job.node->transport.start();
+  const std::vector<char> gradient(4 << 20);
+  job.send(Job::kFar, FrameKind::kPush, 7, false, gradient);
+  EXPECT_EQ(job.near_peer->must_receive().kind, FrameKind::kYield);
+  job.send(Job::kThird, FrameKind::kValue, 7, true);
+  job.expect_nothing_but_heartbeats(*job.third_peer);
+  job.send(Job::kThird, FrameKind::kValue, 6, true);
+  EXPECT_EQ(job.third_peer->must_receive().round, 6u) << "an older round goes on";
+  EXPECT_EQ(job.far_peer->must_receive().kind, FrameKind::kPush);
+  EXPECT_EQ(job.third_peer->must_receive().round, 7u);
 }
 
 TEST(Transport, RefusesToYieldToAnotherMachine) {

@@ -425,6 +425,78 @@ TEST(GroupMember, ThatIsLostIsNamedWithWhatIsWaitedFor) {
   EXPECT_NE(text.find("lost worker 1 (there) while waiting for round 1 of key 'w'"), std::string::npos) << text;
 }
 
+// Where gradients are clipped. Worker 0 leads for server 0, workers 1 and 2 for the others.
+TEST(GroupMember, KeepsBackWhatItPassesOnWhileItsPushesWait) {
+  constexpr uint64_t kSlice = 1 << 20;  // more elements than a socket takes
+  const std::vector<float> ones(2 * kSlice, 1);
+  const std::vector<int32_t> one(1, 1);
+  std::vector<float> landing(2 * kSlice);
+  std::vector<int32_t> landing_of_one(1);
+  Pending pending;
+  std::vector<RawPeer> servers, members;
+  Worker worker(0, 3, timeless("worker 0 (here)"));
+  for (int rank = 0; rank < 3; ++rank) {
+    const auto [ours, its] = unix_pair();
+    servers.emplace_back(ours);
+    worker.add_server(rank, stream_of(its), "server " + std::to_string(rank) + " (there)");
+  }
+  for (int rank = 1; rank < 3; ++rank) {
+    const auto [near, its] = unix_pair();
+    members.emplace_back(near);
+    worker.add_member(rank, stream_of(its), "worker " + std::to_string(rank) + " (there)");
+  }
+  worker.join_groups({3, {3}, {0, 1, 2}});
+  worker.start();
+  KeyPlan norm;
+  norm.elements = norm.slice_elements = kNormElements;
+  norm.dtype = DType::kFloat64;
+  norm.reduction = Reduction::kNorm;
+  norm.wire_key = 9;
+  worker.agree(worker.declare("norm", norm.elements, norm.dtype), norm);
+  const auto agree = [&](const std::string& name, uint64_t elements, DType dtype, uint32_t wire_key) {
+    KeyPlan plan;
+    plan.elements = elements;
+    plan.dtype = dtype;
+    plan.slice_elements = kSlice;
+    plan.wire_key = wire_key;
+    const int key = worker.declare(name, plan.elements, plan.dtype);
+    worker.agree(key, plan);
+    return key;
+  };
+  const int counts = agree("counts", 1, DType::kInt32, 2), weights = agree("weights", 2 * kSlice, DType::kFloat32, 3);
+  worker.push(counts, one.data(), landing_of_one.data(), 0, {}, pending.done());
+  worker.push(weights, ones.data(), landing.data(), 0, {}, pending.done());
+  const auto push = [](uint32_t key, DType dtype, uint32_t bytes) {
+    Header header;
+    header.kind = FrameKind::kPush;
+    header.key = key;
+    header.dtype = static_cast<uint8_t>(dtype);
+    header.round = 1;
+    header.payload_bytes = bytes;
+    return header;
+  };
+  for (RawPeer& member : members) {
+    member.send(push(3, DType::kFloat32, kSlice * sizeof(float)), ones.data());
+    member.send(push(2, DType::kInt32, sizeof(int32_t)), one.data());
+  }
+  // Nobody reads at worker 1, so its part of the weights waits. The servers answer the rest, the weights first.
+  Header sums[2];
+  for (int i = 0; i < 2; ++i) {
+    const Header sum = servers[0].must_receive();
+    sums[sum.key == 2] = sum;
+  }
+  for (Header& sum : sums) {
+    sum.kind = FrameKind::kValue;
+    sum.contributors = 0;
+    servers[0].send(sum, ones.data());
+  }
+  EXPECT_EQ(members[1].must_receive().key, 2u) << "which is no part of the norm";
+  EXPECT_EQ(members[0].must_receive().kind, FrameKind::kPush);
+  const Header passed = members[1].must_receive();
+  EXPECT_EQ(passed.kind, FrameKind::kValue);
+  EXPECT_EQ(passed.key, 3u);
+}
+
 TEST(GroupsOptions, ThatContradictThemselvesAreRefused) {
   ServerOptions options;
   options.node = timeless("server 0 (here)");
