@@ -37,7 +37,6 @@ void check_leaders(const Job& job) {
   for (int host : job.workers) machines[static_cast<size_t>(host)] = 1;
   require(job.local_aggregation && std::count(machines.begin(), machines.end(), 1) == static_cast<int>(hosts),
           "with leaders each host needs workers, which push as one");
-  require(job.clipping != Clipping::kNorm, "leaders pass on no part of the norm");
   require(job.leaders.size() == job.servers.size(), "each server needs its leaders");
   for (const auto& leaders : job.leaders) {
     require(leaders.size() == hosts, "each host needs a leader, or the server");

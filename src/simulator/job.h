@@ -81,8 +81,8 @@ struct Job {
   std::vector<int> servers;
   bool local_aggregation = true;  // one push for all workers of a host
   // [server][host]: whose machine adds up what this host's pushes of that server's slices: another host, or kServer. A
-  // leader pushes the sum on, with what its own workers have computed, and passes back the value. Empty: all push to the
-  // servers. P3 has no such groups.
+  // leader pushes the sum on, with what its own workers have computed, and passes back the value; a server's part of the
+  // norm goes straight to all. Empty: all push to the servers.
   static constexpr int kServer = -1;
   std::vector<std::vector<int>> leaders;
   std::vector<Layer> layers;

@@ -137,6 +137,23 @@ void Training::connect() {
     dispatcher_.add(network_.connect(here, there, retry_s), result_.window_bytes);
     dispatcher_.add(network_.connect(there, here, retry_s), result_.window_bytes);
   }
+  if (job_.clipping == Clipping::kNorm) connect_norms();
+}
+
+// Straight from each server: of machines that push to a leader, on connections that carry nothing else.
+void Training::connect_norms() {
+  norm_connections_.assign(ways_.size(), kNoWay);
+  for (int m = 0; m < static_cast<int>(machines_.size()); ++m)
+    for (int server = 0; server < static_cast<int>(job_.servers.size()); ++server) {
+      int& connection = norm_connections_[pair(m, server)];
+      if (slices_on_[static_cast<size_t>(server)] == 0 || server_host(server) == machine(m).host) continue;
+      if (leader(m, server) == Job::kServer) {
+        connection = value_connection(way(m, server));
+      } else {
+        connection = network_.connect(server_host(server), machine(m).host);
+        dispatcher_.add(connection, result_.window_bytes);
+      }
+    }
 }
 
 // What SocketStream allows a connection of a job that has agreed on the greatest of its links' rates.
@@ -282,15 +299,20 @@ void Training::pushed(int number, int round) {
       continue;
     }
     tell(m, number, round);
-    if (tells_norm)
-      leave(value_connection(way(m, its.server)),
-            {norm_urgency(round), Frame::kNorm, round, m, false, job_.norm_bytes, job_.norm_bytes, 0});
   }
+  if (tells_norm) tell_norm(its.server, round);
   if (here.size() < pushers.size()) dispatcher_.pump(home);
   for (int m : here) {
     landed(m, number, round);
     if (tells_norm) norm_landed(m, round);
   }
+}
+
+// To machines of other hosts. Its caller pumps.
+void Training::tell_norm(int server, int round) {
+  for (int m = 0; m < static_cast<int>(machines_.size()); ++m)
+    if (const int connection = norm_connections_[pair(m, server)]; connection != kNoWay)
+      leave(connection, {norm_urgency(round), Frame::kNorm, round, m, false, job_.norm_bytes, job_.norm_bytes, 0});
 }
 
 // The value of a slice leaves to a machine. Its caller pumps.

@@ -55,6 +55,7 @@ class Training : private Network::Listener {
 
   void prepare_leaders();
   void connect();
+  void connect_norms();
   double window(uint64_t connections) const;
   void prepare_clipping();
   void begin_forward(int worker, int layer);
@@ -66,6 +67,7 @@ class Training : private Network::Listener {
   void add(int machine, int slice, int round);
   void pushed(int slice, int round);
   bool has_summed_all(int server);
+  void tell_norm(int server, int round);
   void tell(int machine, int slice, int round);
   void landed(int machine, int slice, int round);
   void norm_landed(int machine, int round);
@@ -107,6 +109,7 @@ class Training : private Network::Listener {
   std::vector<std::vector<int>> pushers_;    // of each server: machines that push to itself
   std::vector<std::vector<int>> led_;        // by machine and server: machines that it leads; empty without leaders
   std::vector<int> ways_;                    // by machine and server
+  std::vector<int> norm_connections_;        // the same: on which its part of the norm comes
   std::vector<int> unpushed_;                // of each slice: pushes
   std::vector<int> slices_on_;               // each server
   std::vector<int> summed_;                  // by each server: slices of a round

@@ -303,7 +303,9 @@ def _check(setting: Setting) -> None:
         if not 0 < alpha <= 1:
             raise ValueError(f"a step touches {alpha} of {name!r}; that must be a share above 0, at most 1")
     if setting.groups:
-        _check_groups(setting)
+        trees.check(setting.groups, network.hosts)
+        if why_not := why_no_groups(setting):
+            raise ValueError(why_not)
     for worker in setting.stragglers:
         if not 0 <= worker < len(setting.workers):
             raise ValueError(f"worker {worker} is a straggler, but the workers are 0 to {len(setting.workers) - 1}")
@@ -355,15 +357,15 @@ def _check_codec(setting: Setting, name: str) -> None:
         raise ValueError(f"{name!r} has {its}, and groups of {trees.told(setting.groups)} are not simulated with that")
 
 
-def _check_groups(setting: Setting) -> None:
-    trees.check(setting.groups, setting.network.hosts)
+def why_no_groups(setting: Setting) -> str:
+    """"": they are simulated with all else."""
     machines = sorted(set(setting.workers) if setting.adds_up else setting.workers)
     for is_asked, what in (
         (setting.scheme != "p3", f"scheme {setting.scheme!r}"),
         (setting.compression is not None, f"compression {setting.compression}"),
         (bool(setting.sparse), "sparse layers"),
-        (setting.clip == "norm", "clip 'norm'"),
         (machines != list(range(setting.network.hosts)), "hosts that push several times, or never"),
     ):
         if is_asked:
-            raise ValueError(f"groups of {trees.told(setting.groups)} are not simulated with {what}")
+            return f"groups of {trees.told(setting.groups)} are not simulated with {what}"
+    return ""

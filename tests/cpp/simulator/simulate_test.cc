@@ -276,6 +276,40 @@ TEST(Simulate, ALeaderWaitsForItsOwnWorkersToo) {
   EXPECT_EQ(simulate(job).ends_s[3], (std::vector<double>{9, 11 + 3}));
 }
 
+TEST(Simulate, TheNormComesStraightFromTheServer) {
+  Job job = chained_job(2);
+  job.clipping = Clipping::kNorm;
+  job.norm_bytes = 250;
+  const Result result = simulate(job);
+  // The server has the sum at 5; its parts of the norm are at host 1 at 5.5 and at host 2 at 5.75, and the value, which
+  // leaves behind both, at host 1 at 6.5 and at host 2 at 7.5.
+  EXPECT_EQ(result.ends_s, (std::vector<std::vector<double>>{{3, 5 + 3}, {3, 6.5 + 3}, {3, 7.5 + 3}}));
+  EXPECT_EQ(result.waited_to_clip_s, (std::vector<double>{2, 2.5, 2.75}));
+}
+
+TEST(Simulate, ALeadersValuesYieldToItsPushes) {
+  // Host 0 leads host 1 for the second slice, whose value comes back while host 0 still pushes the first one.
+  Job job = small_job(3, {4000, 500}, 2);
+  job.slices[0].layer = 1;
+  job.slices[0].server = 1;
+  job.slices[1].server = 2;
+  job.leaders = {{-1, -1, -1}, {-1, -1, -1}, {-1, 0, -1}};
+  job.traced_iterations = 2;
+  job.transport.segment_bytes = job.sender.write_bytes = 50;
+  job.sender.window_bytes = 200;
+  for (const bool pushes_first : {false, true}) {
+    job.sender.pushes_first = pushes_first;
+    double pushed = 0, passed_on = 0;
+    for (const Span& span : simulate(job).spans) {
+      if (span.round > 0 || span.node != 0) continue;
+      if (span.kind == Span::kPush && span.item == 0) pushed = span.end_s;
+      if (span.kind == Span::kValue && span.item == 1) passed_on = span.end_s;
+    }
+    EXPECT_EQ(passed_on > pushed, pushes_first) << pushed << " and " << passed_on;
+    EXPECT_GT(passed_on, 0);
+  }
+}
+
 TEST(Simulate, AServersHostLeadsAsAnyOther) {
   // Nobody pushes to the server from afar: host 0 adds up both others' pushes, which share its link.
   Job job = small_job(3, {500}, 3);
@@ -416,8 +450,6 @@ TEST(Simulate, JobsThatMakeNoSenseAreRefusedByName) {
             "with leaders each host needs workers, which push as one");
   EXPECT_EQ(why_led({{-1, 0}, {-1, -1}}, [](Job& job) { job.local_aggregation = false; }),
             "with leaders each host needs workers, which push as one");
-  EXPECT_EQ(why_led({{-1, 0}, {-1, -1}}, [](Job& job) { job.clipping = Clipping::kNorm; }),
-            "leaders pass on no part of the norm");
   EXPECT_EQ(why_led({{-1, 0}, {-1, -1}}, [](Job& job) { job.slices[0].part_of = 0; }), "leaders pass on no parts");
   EXPECT_EQ(why_led({{-1, 0}, {1, -1}}, nothing_else), "accepted");
   EXPECT_EQ(why([](Job&) {}), "accepted");

@@ -44,7 +44,7 @@ def random_setting(seed):
                       lossless=draw.random() < 0.3, congestion=draw.choice(settings.CONGESTION))
     return Setting(
         model, draw.uniform(0, 0.5), network, groups=groups, priorities=draw.random() < 0.8,
-        workers_per_host=draw.randint(1, 2), servers=draw.randint(1, 2 * hosts), clip=draw.choice(["none", "wait"]),
+        workers_per_host=draw.randint(1, 2), servers=draw.randint(1, 2 * hosts), clip=draw.choice(settings.CLIPPING),
         slice_elements=draw.choice([3000, 20000, 200000]), iterations=12, warmup=0,
         release=draw.choice(models.RELEASES), jitter=draw.choice([0, 0.2]),
         strategy=Strategy(Cut((0,))) if draw.random() < 0.2 else Strategy(),
@@ -147,7 +147,6 @@ def test_groups_come_near_the_bound():
     ({"scheme": "ddp"}, "groups of 2 are not simulated with scheme 'ddp'"),
     ({"compression": Compression.of("fp16")}, "groups of 2 are not simulated with compression fp16"),
     ({"sparse": {"layer0": 0.1}}, "groups of 2 are not simulated with sparse layers"),
-    ({"clip": "norm"}, "groups of 2 are not simulated with clip 'norm'"),
     ({"workers_per_host": 2, "local_aggregation": False}, "not simulated with hosts that push several times, or never"),
     ({"placed": ((0, 1, 2), (0, 1))}, "not simulated with hosts that push several times, or never"),
 ])  # fmt: skip
