@@ -129,9 +129,11 @@ def _local(every: str, look: Tuple[str, str] = (GREY, "x")) -> Store:
     return Store(f"p3_local_{every}", f"p3_local:{every}", label, "local", look=look, over=("ddp_25", "p3_torch"))
 
 
-def _groups(size: int) -> Store:
-    return Store(f"p3_groups_{size}", "p3_sync", f"p3_sync, groups of {size}", "groups", {"P3_GROUPS": str(size)},
-                 over=(OURS,), simulated={"groups": (size,)})  # fmt: skip
+def _groups(size: int, of: str = OURS) -> Store:
+    """`of`: a store without them."""
+    name, label = ("p3", OURS) if of == OURS else (of, of.replace("_", "."))
+    return Store(f"{name}_groups_{size}", of, f"{label}, groups of {size}", "groups", {"P3_GROUPS": str(size)},
+                 over=(of,), simulated={"groups": (size,)})  # fmt: skip
 
 
 def _ddp(megabytes: int, look: Tuple[str, str]) -> Store:
@@ -168,6 +170,9 @@ STORES: Dict[str, Store] = {
         _ddp(25, (RED, ">")),
         Store("p3_torch", "p3_torch", "p3.torch", "torch", look=(GREEN, "D"), over=("ddp_1", "ddp_5", "ddp_25"),
               simulated={}),
+        _groups(4, "p3_torch"),
+        _groups(8, "p3_torch"),
+        _groups(16, "p3_torch"),
         Store("p3_auto", "p3_torch", "p3.torch, strategy auto", "auto", {"P3_STRATEGY": "auto"}, look=(PINK, "D"),
               over=("p3_torch",)),
         Store("p3_torch_1", "p3_torch:1", "p3.torch, 1 step apart", "apart"),

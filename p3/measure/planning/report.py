@@ -1,5 +1,5 @@
-"""What `p3 plan` says of a strategy: its time beside others', what each choice in it wins, and what other hosts or
-links would."""
+"""What `p3 plan` says of a strategy: its time beside others', what each choice in it wins, and what groups of workers,
+other hosts or links would."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any, Dict, Iterator, NamedTuple, Optional, Tuple
 
 from p3.measure.planning import builders
 from p3.measure.planning.search import Search, Tried
+from p3.measure.replay import groups as trees
 from p3.measure.simulate import report
 from p3.measure.simulate.predict import predict
-from p3.measure.simulate.setting import Network, Setting
+from p3.measure.simulate.setting import Network, Setting, why_no_groups
 from p3.plan.strategy import Strategy
 
 _SHOWN_SERVERS = 16
+_LEAST_HOSTS_OF_GROUPS = 8  # with fewer they win nothing
 
 
 def told(setting: Setting, search: Search, best: Tried, price: Optional[float]) -> Dict[str, Any]:
@@ -31,6 +33,7 @@ def told(setting: Setting, search: Search, best: Tried, price: Optional[float]) 
         "shares": [share / total for share in best.shares],
         "slice": best.slice_elements,
         "ablation": list(_ablation(search, best)),
+        "groups": list(_in_groups(setting, best)),
         "what_if": list(_what_if(setting, best)),
         "hours_of_1000_steps": hours,
         "price_of_1000_steps": None if price is None else price * hours * setting.network.hosts,
@@ -55,6 +58,9 @@ def lines(setting: Setting, said: Dict[str, Any]) -> Iterator[str]:
     yield f"slices have at most {said['slice']} elements"
     for one in said["ablation"]:
         yield f"  {one['what']}: {one['seconds']:.3f} s ({one['seconds'] / said['seconds'] - 1:+.1%})"
+    for one in said["groups"]:
+        yield (f"in groups of workers, with P3_GROUPS={one['groups']}: {one['seconds']:.3f} s "
+               f"({one['seconds'] / said['seconds'] - 1:+.1%})")  # fmt: skip
     yield ""
     for one in said["what_if"]:
         yield f"{one['what']}: {one['seconds']:.3f} s, {one['gain']:+.1%} samples a second"
@@ -72,6 +78,19 @@ def _ablation(search: Search, best: Tried) -> Iterator[Dict[str, Any]]:
         yield {"what": "with slices of %d" % usual.slice_elements, "seconds": seconds}
 
 
+def _in_groups(setting: Setting, best: Tried) -> Iterator[Dict[str, Any]]:
+    """Which a file cannot have: a job begins in them. None where the setting has some, where they are not simulated, and
+    where they would not be advised."""
+    hosts = setting.network.hosts
+    if setting.groups or hosts < _LEAST_HOSTS_OF_GROUPS:
+        return
+    for sizes in trees.worth_trying(hosts):
+        grouped = dataclasses.replace(setting, strategy=best.strategy, groups=sizes)
+        if why_no_groups(grouped):
+            return
+        yield {"groups": trees.told(sizes), "seconds": predict(grouped).mean_s}
+
+
 class _Other(NamedTuple):
     name: str
     network: Network
@@ -80,6 +99,8 @@ class _Other(NamedTuple):
 def _what_if(setting: Setting, best: Tried) -> Iterator[Dict[str, Any]]:
     """Hosts or links that the job does not have, with servers in proportion."""
     for other in _networks(setting.network):
+        if not trees.fit(setting.groups, other.network.hosts):
+            continue
         changed = dataclasses.replace(setting, network=other.network, strategy=Strategy())
         usual = changed.elements_of_a_slice
         tried = [builders.strategy(changed, shares, usual)

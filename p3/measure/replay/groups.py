@@ -41,6 +41,12 @@ def fit(groups: Sequence[int], hosts: int) -> bool:
     return hosts % math.prod(groups) == 0
 
 
+def worth_trying(hosts: int) -> List[Tuple[int, ...]]:
+    """The two sizes of whole groups with which a host exchanges slices with the fewest others."""
+    sizes = [size for size in range(2, hosts // 2 + 1) if fit((size,), hosts)]
+    return sorted((size,) for size in sorted(sizes, key=lambda size: (size + hosts // size, size))[:2])
+
+
 def check(groups: Sequence[int], hosts: int) -> None:
     """ValueError if so many hosts cannot be in such groups."""
     if any(size < 1 for size in groups):

@@ -100,6 +100,38 @@ def test_a_plan_is_told_and_written(capsys, tmp_path):
     assert cli.main(["simulate", *SMALL[:-2], *rates, "--strategy", str(path)]) == 0
 
 
+@pytest.mark.parametrize("more", [[], ["--clip", "norm"]])
+def test_from_eight_hosts_on_groups_are_simulated_too(capsys, tmp_path, more):
+    asked = [*SMALL[:-1], "0", "--hosts", "8", "--rate", "40mbit", *more]
+    assert cli.main(["plan", *asked, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [one["groups"] for one in told["groups"]] == ["2", "4"]
+    assert cli.main(["plan", *asked]) == 0
+    text, path = capsys.readouterr().out, tmp_path / "simulated.jsonl"
+    for one in told["groups"]:
+        assert f"in groups of workers, with P3_GROUPS={one['groups']}: {one['seconds']:.3f} s (" in text
+    simulated = [*SMALL[:-2], "--hosts", "8", "--rate", "40mbit", *more, "--groups", "2,4", "--out", str(path)]
+    assert cli.main(["simulate", *simulated]) == 0
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [one["mean_s"] for one in records] == [one["seconds"] for one in told["groups"]]
+
+
+@pytest.mark.parametrize("more", [["--hosts", "4"], ["--hosts", "13"], ["--hosts", "8", "--compression", "fp16"]])
+def test_no_groups_are_told_of_where_there_are_none(capsys, more):
+    assert cli.main(["plan", *SMALL[:-1], "0", "--rate", "40mbit", *more, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["groups"] == []
+
+
+def test_who_asks_for_groups_gets_a_plan_for_them(capsys):
+    asked = ["plan", *SMALL[:-1], "0", "--hosts", "8", "--rate", "40mbit", "--json"]
+    assert cli.main(asked) == 0
+    others = json.loads(capsys.readouterr().out)["groups"]
+    assert cli.main([*asked, "--groups", "4"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["groups"] == [] and told["seconds"] == others[1]["seconds"]
+    assert not any(one["what"].startswith("one more host") for one in told["what_if"]), "9 are no whole groups"
+
+
 @pytest.mark.parametrize("rate", [200.0, 10.0, 1.0, 0.2])
 def test_local_steps_are_proposed_where_nothing_else_comes_near_the_computation(rate):
     """With the smallest number of steps in which the simulator's exchange is over."""
