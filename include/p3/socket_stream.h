@@ -65,7 +65,7 @@ class SocketStream : public Stream {
 
   // How much of such a piece is handed to the kernel at once where the congestion window is of so many segments: all, or if
   // it holds no two of them, half of what it holds. The kernel sends no more than that half at once: it would split the
-  // piece, and keep its end back until the rest has left the machine's own queue.
+  // piece, and keep its end back until the rest has left the machine's own queue. Asked where a bound is a piece at least.
   static uint64_t fitting_piece(uint64_t piece, uint32_t congestion_window, uint32_t segment_bytes);
 
   // Whether a path is so short that connections which take turns by priority need no congestion control but their bound;

@@ -246,7 +246,7 @@ void SocketStream::bound_send_buffer(uint64_t bytes) {
 // A congestion window grows only while it is what limits a connection. So where it is too small it gets more than it can hold.
 bool SocketStream::set_send_buffer() {
   was_congested_ = is_congested();
-  const uint64_t bytes = was_congested_ ? 2 * std::max<uint64_t>(bound_, piece_of_bound()) : bound_.load();
+  const uint64_t bytes = was_congested_ ? 2 * bound_ : bound_.load();
   const int wanted = static_cast<int>(std::min<uint64_t>(bytes / 2, std::numeric_limits<int>::max() / 2));
   int got = 0;
   socklen_t length = sizeof got;
@@ -263,9 +263,10 @@ uint64_t SocketStream::piece_of_bound() const {
   return are_many(bound_) ? bound_.load() : std::clamp<uint64_t>(bound_, kLeastPiece, kMostPiece);
 }
 
-// At the beginning it is not: the window is small, but grows with each acknowledgement.
+// At the beginning it is not: the window is small, but grows with each acknowledgement. Nor where so little may be in flight
+// that one piece is enough: two of each connection would not fit into the queue.
 bool SocketStream::is_congested() const {
-  return link_->share().bytes_per_second > 0 && bound_ != kNoBound &&
+  return link_->share().bytes_per_second > 0 && bound_ != kNoBound && bound_ >= kLeastPiece &&
          fitting_piece(piece_of_bound(), congestion_window_, segment_bytes_) < piece_of_bound();
 }
 
