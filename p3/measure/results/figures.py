@@ -1,7 +1,8 @@
 """Figures of what `p3 bench` measured: from a view (views.py) and the Results of one experiment to matplotlib's.
 
 The bound is the goal line in every figure of a replay. A store that failed, or was not run, where others were, is
-marked by a cross. All arithmetic is in summaries.py.
+marked by a cross; in a sweep, whose parts may differ in size and rates, only one that failed. All arithmetic is in
+summaries.py.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def _shares(view: Figure, results: Results) -> matplotlibs.Figure:
         places = sorted({x.value(one) for one in members})
         for number, (model, share) in enumerate(itertools.product(models, shares)):
             own = [one for one in members if (setting(one, ["model"]), setting(one, ["compute"])) == (model, share)]
-            _draw_line(axes, own, places, x, y, (*looks[model], dashes[share]), number)
+            _draw_line(axes, own, sorted({x.value(one) for one in own}), x, y, (*looks[model], dashes[share]), number)
         _set_places(axes, places, is_log=True)
     handles = [Line2D([], [], color=colour, marker=marker, linewidth=1.8, label=model)
                for model, (colour, marker) in looks.items()]
