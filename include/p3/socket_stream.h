@@ -110,7 +110,7 @@ class SocketStream : public Stream {
   uint32_t congestion_window_ = 0;  // of segments
   uint32_t segment_bytes_ = 0;
   uint32_t delivered_segments_ = 0;  // not bytes, as those that came behind a lost one count at once
-  uint64_t delivered_ = 0;  // bytes
+  uint64_t delivered_ = 0;           // bytes
   LinkRate::Clock::time_point delivered_at_{};
   uint64_t looked_at_ = 0;          // the link's version
   uint64_t filled_in_ = 0;          // the link's note

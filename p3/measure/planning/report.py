@@ -79,7 +79,7 @@ def _ablation(search: Search, best: Tried) -> Iterator[Dict[str, Any]]:
 
 
 def _in_groups(setting: Setting, best: Tried) -> Iterator[Dict[str, Any]]:
-    """Which a file cannot have: a job begins in them. None where the setting has some, where they are not simulated, and
+    """Which a file cannot have: a job begins in them. None where the setting has some, where they are not simulated, or
     where they would not be advised."""
     hosts = setting.network.hosts
     if setting.groups or hosts < _LEAST_HOSTS_OF_GROUPS:

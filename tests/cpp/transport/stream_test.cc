@@ -795,7 +795,8 @@ int grow_again() {
                   " echo 0 > /proc/sys/net/ipv4/tcp_no_ssthresh_metrics_save) "
                   ">/dev/null 2>&1") != 0)
     return 77;
-  const StreamPair before = socket_pair(far_tcp_pair());  // only from the second one on the kernel goes by that threshold
+  // Only from the second connection on the kernel goes by that threshold.
+  const StreamPair before = socket_pair(far_tcp_pair());
   before.first->close();
   before.second->close();
   const auto [ours, other] = far_tcp_pair();
