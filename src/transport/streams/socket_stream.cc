@@ -243,10 +243,10 @@ void SocketStream::bound_send_buffer(uint64_t bytes) {
 
 // The kernel takes half of a send buffer for its own records, so it doubles what it is asked for. False: less was had.
 //
-// A congestion window grows only while it is what limits a connection. So where it is too small it gets more than it can hold.
+// A congestion window grows only while it is what limits a connection. So one that holds no two pieces gets two.
 bool SocketStream::set_send_buffer() {
   was_congested_ = is_congested();
-  const uint64_t bytes = was_congested_ ? 2 * bound_ : bound_.load();
+  const uint64_t bytes = std::max<uint64_t>(bound_, was_congested_ ? 2 * piece_of_bound() : 0);
   const int wanted = static_cast<int>(std::min<uint64_t>(bytes / 2, std::numeric_limits<int>::max() / 2));
   int got = 0;
   socklen_t length = sizeof got;
