@@ -22,6 +22,7 @@
 #include <limits>
 #include <memory>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -720,20 +721,29 @@ TEST(SocketStream, ExceedsTheLeastBoundByLessThanAPiece) {
   expect_at_most_under_way(*pair.first, part, 2 * kBound);
 }
 
-// What is in the child's network namespace: exit status 77 where none can be had.
+// The exit status of `play` in a child, or 77: no network namespace can be had where these commands can be run first.
+int status_in_network(const std::string& commands, int (*play)()) {
+  const pid_t child = fork();
+  if (child == 0) {
+    const bool has_network = unshare(CLONE_NEWNET) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0;
+    _exit(has_network && std::system(("(" + commands + ") >/dev/null 2>&1").c_str()) == 0 ? play() : 77);
+  }
+  int status = 0;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  return WEXITSTATUS(status);
+}
+
+tcp_info info_of(int fd) {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length);
+  return info;
+}
+
 int send_what_found_no_room() {
-  if (unshare(CLONE_NEWNET) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) return 77;
-  if (std::system("(ip link set lo up mtu 1500 && tc qdisc add dev lo root tbf rate 40mbit burst 96kb latency 20ms) "
-                  ">/dev/null 2>&1") != 0)
-    return 77;
   const auto [ours, other] = tcp_pair();
   const std::unique_ptr<Stream> stream = stream_of(ours);
-  const auto info_of = [fd = ours] {
-    tcp_info info{};
-    socklen_t length = sizeof info;
-    getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length);
-    return info;
-  };
   const int blast = socket(AF_INET, SOCK_DGRAM, 0);
   const int much = 4 << 20;
   setsockopt(blast, SOL_SOCKET, SO_SNDBUFFORCE, &much, sizeof much);
@@ -750,7 +760,7 @@ int send_what_found_no_room() {
     for (int packet = 0; packet < 400; ++packet)
       sendto(blast, bytes, 1400, MSG_DONTWAIT, reinterpret_cast<sockaddr*>(&nobody), sizeof nobody);
     written += stream->write(&part, 1).bytes;
-    if (info_of().tcpi_unacked == 0 && info_of().tcpi_notsent_bytes > 0) break;
+    if (info_of(ours).tcpi_unacked == 0 && info_of(ours).tcpi_notsent_bytes > 0) break;
     while (came < written && poll(&readable, 1, kDeadlineMs) > 0) {  // it found room
       const ssize_t n = ::read(other, bytes, sizeof bytes);
       if (n <= 0) return 2;
@@ -759,10 +769,10 @@ int send_what_found_no_room() {
     while (stream->try_again()) poll(nullptr, 0, 1);  // until all is acknowledged
   }
   if (attempt == 50) return 3;
-  poll(&readable, 1, 60);                            // the queue is empty after 40 ms, and Linux tries again after 200
-  if (info_of().tcpi_notsent_bytes == 0) return 77;  // a machine so slow that it has done so
-  if (!stream->try_again()) return info_of().tcpi_notsent_bytes == 0 ? 77 : 4;  // or just now
-  if (info_of().tcpi_notsent_bytes != 0) return 5;
+  poll(&readable, 1, 60);  // the queue is empty after 40 ms, and Linux tries again after 200
+  if (info_of(ours).tcpi_notsent_bytes == 0) return 77;  // a machine so slow that it has done so
+  if (!stream->try_again()) return info_of(ours).tcpi_notsent_bytes == 0 ? 77 : 4;  // or just now
+  if (info_of(ours).tcpi_notsent_bytes != 0) return 5;
   while (came < written && poll(&readable, 1, kDeadlineMs) > 0) {
     const ssize_t n = ::read(other, bytes, sizeof bytes);
     if (n <= 0) return 6;
@@ -776,25 +786,15 @@ int send_what_found_no_room() {
 
 // A queue of the host's own that is full, and nothing in flight whose acknowledgement would have the kernel try again.
 TEST(SocketStream, SendsWhatItsHostHadNoRoomForWhenAsked) {
-  const pid_t child = fork();
-  if (child == 0) _exit(send_what_found_no_room());
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  ASSERT_TRUE(WIFEXITED(status));
-  if (WEXITSTATUS(status) == 77) GTEST_SKIP() << "no network namespace, no tc, or a machine that is too slow";
-  EXPECT_EQ(WEXITSTATUS(status), 0);
+  const int status = status_in_network(
+      "ip link set lo up mtu 1500 && tc qdisc add dev lo root tbf rate 40mbit burst 96kb latency 20ms",
+      send_what_found_no_room);
+  if (status == 77) GTEST_SKIP() << "no network namespace, no tc, or a machine that is too slow";
+  EXPECT_EQ(status, 0);
 }
 
-// In a network namespace of the child's, on connections whose congestion window has fallen to 19 segments, in place of the 20
-// that two pieces take: exit status 77 where none can be had.
+// On a connection whose congestion window has fallen to 19 segments, in place of the 20 that two pieces take.
 int grow_again() {
-  if (unshare(CLONE_NEWNET) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) return 77;
-  if (std::system("(ip link set lo up mtu 1500 && tc qdisc add dev lo root tbf rate 75mbit burst 96kb latency 20ms &&"
-                  " ip route replace local 127.0.0.0/8 dev lo table local initcwnd 19 ssthresh lock 19 &&"
-                  " echo reno > /proc/sys/net/ipv4/tcp_congestion_control &&"
-                  " echo 0 > /proc/sys/net/ipv4/tcp_no_ssthresh_metrics_save) "
-                  ">/dev/null 2>&1") != 0)
-    return 77;
   // Only from the second connection on the kernel goes by that threshold.
   const StreamPair before = socket_pair(far_tcp_pair());
   before.first->close();
@@ -804,14 +804,8 @@ int grow_again() {
   LinkRate link;
   link.agree({9'375'000, 6});
   stream->share_link(&link);
-  const auto info_of = [fd = ours] {
-    tcp_info info{};
-    socklen_t length = sizeof info;
-    getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length);
-    return info;
-  };
-  const auto congestion_window = [&] { return info_of().tcpi_snd_cwnd; };
-  if (congestion_window() != 19 || info_of().tcpi_snd_ssthresh != 19) return 77;
+  const auto congestion_window = [fd = ours] { return info_of(fd).tcpi_snd_cwnd; };
+  if (congestion_window() != 19 || info_of(ours).tcpi_snd_ssthresh != 19) return 77;
   std::thread reader([fd = other] {
     std::vector<char> room(1 << 16);
     while (::read(fd, room.data(), room.size()) > 0) continue;
@@ -832,13 +826,14 @@ int grow_again() {
 // Or a connection that has lost a packet has half of the others' in flight for good: the kernel splits what is written, and
 // the pieces of it fill a send buffer of a piece before the congestion window.
 TEST(SocketStream, ACongestionWindowThatHoldsNoTwoPiecesGrows) {
-  const pid_t child = fork();
-  if (child == 0) _exit(grow_again());
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  ASSERT_TRUE(WIFEXITED(status));
-  if (WEXITSTATUS(status) == 77) GTEST_SKIP() << "no network namespace, or no tc";
-  EXPECT_EQ(WEXITSTATUS(status), 0);
+  const int status = status_in_network(
+      "ip link set lo up mtu 1500 && tc qdisc add dev lo root tbf rate 75mbit burst 96kb latency 20ms &&"
+      " ip route replace local 127.0.0.0/8 dev lo table local initcwnd 19 ssthresh lock 19 &&"
+      " echo reno > /proc/sys/net/ipv4/tcp_congestion_control &&"
+      " echo 0 > /proc/sys/net/ipv4/tcp_no_ssthresh_metrics_save",
+      grow_again);
+  if (status == 77) GTEST_SKIP() << "no network namespace, or no tc";
+  EXPECT_EQ(status, 0);
 }
 
 TEST(SocketStream, PiecesFitIntoHalfOfASmallCongestionWindow) {
