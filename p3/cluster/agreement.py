@@ -22,7 +22,7 @@ from p3.cluster.strategies import Strategies
 from p3.codecs import Ways
 from p3.errors import DisagreementError, ProtocolError
 from p3.plan import combinations, key_plan, options, planner
-from p3.plan.key_plan import Axes, KeyPlan
+from p3.plan.key_plan import Axes, KeyPlan, SliceSize
 from p3.plan.strategy import Cut, Strategy
 
 # What one worker may have the scheduler keep: far more than jobs come to.
@@ -76,7 +76,7 @@ class Agreement:
         self._workers, self._servers = list(workers), list(servers)  # the first worker's word decides
         self._num_servers = len(servers)  # of the job, which names slices by them: also of those that are lost
         self._heirs = Heirs(self._workers, servers)
-        self._slice_elements = key_plan.slice_elements(slice_elements, len(servers))
+        self._slice_size = SliceSize(slice_elements, len(servers))
         self._partitions = partitions
         self._strategies = Strategies(strategy, len(servers))
         self._strategy_texts: Claims = {}  # of stores, as rank 0 has told them; what they take is counted here
@@ -289,7 +289,8 @@ class Agreement:
             own = self._options_of(message)
             ways = Ways(own.get("compression") or None, own.get("value_compression") or None)
             self._strategies.require_followed(message["store"], message["name"], ways, message["staleness"])
-        elements, whole = math.prod(shape), cut.slice or self._slice_elements
+        elements = math.prod(shape)
+        whole = cut.slice or self._slice_size.of(elements)
         servers = cut.servers or ()
         of_job: int = len(servers) or self._num_servers if self._partitions == "auto" else self._partitions
         partitions = cut.partitions or of_job
@@ -402,7 +403,7 @@ class Agreement:
             if plan.wire_key not in rounds or ("defined", plan.wire_key) in self._questions:
                 raise ProtocolError("%s does not tell the round of key %.100r" % (first, identity[1]))
             cut = self._strategies.cut(*identity, sparse=False)
-            servers, most = cut.servers or (), cut.slice or self._slice_elements
+            servers, most = cut.servers or (), cut.slice or self._slice_size.of(plan.elements)
             if (servers, most) == (plan.servers, plan.slice_elements):
                 continue
             turn = self._slices.get(servers, 0)

@@ -13,7 +13,7 @@ from typing import Optional
 
 from p3.placement import Placement
 from p3.plan.factor_shape import FactorShape, key_of
-from p3.plan.key_plan import KeyPlan, Name, even_slices
+from p3.plan.key_plan import KeyPlan, Name, SliceSize, even_slices
 from p3.plan.strategy import Strategy
 from p3.worker.key import Key
 
@@ -26,16 +26,17 @@ MARGIN = 1.01
 
 
 class Rule:
-    """What one job's placement makes of layers. `slice_elements`: P3_SLICE_ELEMENTS, of its keys."""
+    """What one job's placement makes of layers. `slice_size`: of its keys."""
 
-    def __init__(self, placement: Placement, slice_elements: int) -> None:
-        self.placement, self._slice_elements = placement, slice_elements
+    def __init__(self, placement: Placement, slice_size: SliceSize) -> None:
+        self.placement, self._slice_size = placement, slice_size
 
     def plan(self, shape: FactorShape, as_factors: bool) -> KeyPlan:
         """As the layer's key is cut."""
         if not as_factors:
-            return KeyPlan(0, "float32", shape.outputs * shape.inputs, 0, self._slice_elements)
-        whole = even_slices(shape.elements, self._slice_elements)
+            elements = shape.outputs * shape.inputs
+            return KeyPlan(0, "float32", elements, 0, self._slice_size.of(elements))
+        whole = even_slices(shape.elements, self._slice_size.of(shape.elements))
         return KeyPlan(0, "float32", shape.elements, 0, whole, parts=len(self.placement.workers))
 
     def pays(self, shape: FactorShape) -> bool:
@@ -106,7 +107,7 @@ class FactoredLayer:
             )
 
     def _why_dense(self) -> str:
-        rule = Rule(self._session.placement, self._session.slice_elements)
+        rule = Rule(self._session.placement, self._session.slice_size)
         return self._why_not or rule.why_dense(self.route, self.of_worker)
 
     def note_use(self, rows: int) -> None:

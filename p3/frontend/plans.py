@@ -167,7 +167,7 @@ class Plans:
             "compute_s": self.timing.least.total,
             "layers": [[key.name, list(key.shape), self.timing.least.backward.get(key.name, 0.0)]
                        for key in self._keys],
-            "slice_elements": session.slice_elements,
+            "slice_elements": session.slice_size.setting,
             "keeps_slices": any(key.compression is not None or key.axes.value_codec for key in self._keys),
             "clip": self._updates_behind,
             "compression": _ways(max(self._keys, key=lambda key: math.prod(key.shape))),
@@ -178,9 +178,9 @@ class Plans:
 
     def _in_use(self) -> Strategy:
         """All of these keys are cut alike."""
-        plan = self._session.keys.wait_for(self._keys[0]).plan
-        is_usual = plan.slice_elements == self._session.slice_elements
-        return Strategy(Cut(plan.servers or None, None if is_usual else plan.slice_elements))
+        plans, usual = [self._session.keys.wait_for(key).plan for key in self._keys], self._session.slice_size
+        is_usual = all(plan.slice_elements == usual.of(plan.elements) for plan in plans)
+        return Strategy(Cut(plans[0].servers or None, None if is_usual else plans[0].slice_elements))
 
 
 def _ways(key: Key) -> Dict[str, Any]:

@@ -73,7 +73,7 @@ class Store:
         session = self.session = sessions.current()
         self.engine_is_naive = os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"
         # That engine would wait for a round before it copies what the round waits for.
-        first_piece = sys.maxsize if self.engine_is_naive else session.slice_elements
+        first_piece = sys.maxsize if self.engine_is_naive else session.slice_size.most
         self.engine = _mxnet.MXNetEngine(session.core, mx.base._LIB._name, first_piece)
         self.number = session.new_store()
         self.kind = kind

@@ -11,21 +11,41 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple, Union
 
 Name = Union[str, int]
 
-_FEW_SERVERS = 2
+_FEW_SERVERS, _OF_FEW = 2, 50_000
+_LEAST, _LARGE, _MOST = 2_500, 10_000, 20_000  # with more servers
+_BEGUN = 160_000  # on the connections to all servers together
+_ALIGNED = 16  # elements: of float32 a line of the processor's cache
 
 UNBOUNDED = (1 << 63) - 1  # a staleness with which nobody waits for anybody
 MOST_GRACE_S = 1e8  # as the core's
 
 
-def slice_elements(setting: Union[int, str], num_servers: int) -> int:
-    """P3_SLICE_ELEMENTS, where `auto` is the paper's 50,000 (section 5) for up to two servers and 10,000 for more.
+class SliceSize(NamedTuple):
+    """How large slices are, of keys for which no strategy says it: P3_SLICE_ELEMENTS in a job of so many servers.
 
-    With more, servers are balanced by smaller slices alone, and what is urgent waits for slices of more hosts; with two
-    they gain nothing and cost processor time (docs/decisions.md).
+    `auto` is the paper's 50,000 elements (section 5) with up to two servers. With more, servers are balanced by smaller
+    slices alone, and what is urgent waits for slices to more hosts. So a key is cut into slices of at most 20,000
+    elements, from 16 servers on 10,000, as few as give each server equally many if that can be; but not below 2,500
+    (docs/decisions.md).
     """
-    if isinstance(setting, int):
-        return setting
-    return 50000 if num_servers <= _FEW_SERVERS else 10000
+
+    setting: Union[int, str]
+    num_servers: int
+
+    @property
+    def most(self) -> int:
+        """Elements, of a slice of any key."""
+        if isinstance(self.setting, int):
+            return self.setting
+        return _OF_FEW if self.num_servers <= _FEW_SERVERS else max(_LARGE, min(_BEGUN // self.num_servers, _MOST))
+
+    def of(self, elements: int) -> int:
+        """The elements of each slice, but for the last one, of a key of so many."""
+        if isinstance(self.setting, int) or self.num_servers <= _FEW_SERVERS:
+            return self.most
+        turns = max(1, -(-elements // (self.num_servers * self.most)))
+        even = -(-elements // (self.num_servers * turns))
+        return min(max(even + -even % _ALIGNED, _LEAST), self.most)
 
 
 def even_slices(elements: int, most: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 
 from p3._core import P3Error
 from p3.cluster.messages import sendable
-from p3.plan.key_plan import slice_elements
+from p3.plan.key_plan import SliceSize
 from p3.snapshots.pace import Pace
 from p3.worker import open_sessions
 from p3.worker.links.link import Link
@@ -31,7 +31,7 @@ class Control:
         self.local_rank, self.local_size = link.local_rank, link.local_size
         self.placement = link.placement  # of all workers and servers on machines
         self.label = str(link.node)  # "worker 2 (10.0.0.5)", as messages name this node
-        self.slice_elements = slice_elements(link.settings.slice_elements, link.num_servers)
+        self.slice_size = SliceSize(link.settings.slice_elements, link.num_servers)
         self.wait_timeout_s = link.settings.wait_timeout_s
         # Guards what messages change; notified after each, and of the core's failure.
         self.changed = threading.Condition()

@@ -54,10 +54,10 @@ class Job:
         return [message["kind"] for message in self.sent[node]]
 
 
-@pytest.mark.parametrize("num_servers, elements", [(1, 50000), (2, 50000), (3, 10000), (100, 10000)])
+@pytest.mark.parametrize("num_servers, elements", [(1, 50000), (2, 50000), (3, 16000), (100, 2500)])
 def test_slices_are_smaller_with_more_servers(num_servers, elements):
     servers = [Node("server", rank, "s%d" % rank) for rank in range(num_servers)]
-    announced = dict(kind="announce", store=0, name="w", shape=[10], dtype="float32", defaults=[], sparse=False)
+    announced = dict(kind="announce", store=0, name="w", shape=[96000], dtype="float32", defaults=[], sparse=False)
     announced.update(staleness=0, gathered=False, norm=False, options={})
     sent = Agreement(WORKERS[:1], servers).receive(WORKERS[0], announced)
     assert [message["slice_elements"] for _, message in sent] == [elements] * num_servers

@@ -44,7 +44,7 @@ class _Link:
 
 
 class _Simulation:
-    def __init__(self, model, compute_s, cluster, slice_elements, overhead, delay_s, release, clips):
+    def __init__(self, model, compute_s, cluster, slice_size, overhead, delay_s, release, clips):
         self._release, self._clips = release, clips
         self.now, self.numbers, self._events = 0.0, count(), []
         self._model, self._compute_s, self._cluster, self._delay_s = model, compute_s, cluster, delay_s
@@ -54,8 +54,9 @@ class _Simulation:
         numbers = count()
         for number, (layer, slices) in enumerate(zip(model.layers, self._slices)):
             for tensor in layer.tensors:
-                for offset in range(0, tensor.elements, slice_elements):
-                    elements = min(slice_elements, tensor.elements - offset)
+                whole = slice_size.of(tensor.elements)
+                for offset in range(0, tensor.elements, whole):
+                    elements = min(whole, tensor.elements - offset)
                     home = cluster.servers[next(numbers) % len(cluster.servers)]
                     wire_bytes = overhead.on_wire(elements * FLOAT32_BYTES)
                     slices.append(SimpleNamespace(layer=number, home=home, wire_bytes=wire_bytes, pushes=0, round=0))
@@ -149,9 +150,9 @@ class _Simulation:
 
 
 def ends_of_iterations(
-    model, compute_s, cluster, iterations, slice_elements, overhead, delay_s=0.0, release="layer", clips=False
+    model, compute_s, cluster, iterations, slice_size, overhead, delay_s=0.0, release="layer", clips=False
 ):
     """When the last worker has ended each iteration. All start at 0, with their weights."""
-    simulation = _Simulation(model, compute_s, cluster, slice_elements, overhead, delay_s, release, clips)
+    simulation = _Simulation(model, compute_s, cluster, slice_size, overhead, delay_s, release, clips)
     simulation.run(iterations)
     return [max(ends[number] for ends in simulation.ends) for number in range(iterations)]

@@ -55,7 +55,7 @@ def check_bytes(session, before):
     """All are on one machine, whose first worker sends all their parts, of which none comes back; or if each pushes on
     its own, it sends its part, and gets the others'. Of each slice a header goes both ways."""
     part, workers = 4 * SHAPE.elements, session.num_workers
-    headers = FRAME_BYTES * -(-SHAPE.elements // session.slice_elements) * workers
+    headers = FRAME_BYTES * -(-SHAPE.elements // session.slice_size.of(SHAPE.elements)) * workers
     expected = {"bytes_sent": part + headers, "bytes_received": (workers - 1) * part + headers}
     if session.placement.aggregates:
         leads = session.local_rank == 0

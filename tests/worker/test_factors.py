@@ -7,7 +7,7 @@ import plugin_jobs as jobs
 import pytest
 from processes import ROOT
 
-from p3.plan.key_plan import slice_elements
+from p3.plan.key_plan import SliceSize
 from p3.placement import Placement
 from p3.frontend.factors import MARGIN, Rule, checked
 from p3.plan.factor_shape import FactorShape
@@ -16,7 +16,7 @@ from p3.plan.factor_shape import FactorShape
 def test_with_a_worker_and_a_server_on_each_machine_the_rule_is_poseidons():
     """Zhang's thesis, Table 3.4 and Algorithm 2: 2K(P - 1)(M + N) against 2MN(2P - 2)/P. But for headers."""
     for machines in (2, 4, 8):
-        rule = Rule(Placement.one_of_each(machines), 10_000)
+        rule = Rule(Placement.one_of_each(machines), SliceSize(10_000, machines))
         for outputs, inputs in ((4096, 4096), (1000, 4096)):
             even = 2 * outputs * inputs / (machines * (outputs + inputs))
             assert even / MARGIN == pytest.approx(rule.most_rows(outputs, inputs), rel=0.01)
@@ -32,7 +32,7 @@ def test_where_servers_are_few_or_machines_have_several_workers_batches_are_smal
         (shared, (0, 1), False, 4 / 2 + (4 * 4 + 4 * 3) / 2, 4),
         (shared, (2, 3), True, 4, 1),  # servers elsewhere
     ):
-        rule = Rule(Placement(workers, servers, aggregates), 50_000)
+        rule = Rule(Placement(workers, servers, aggregates), SliceSize(50_000, len(servers)))
         most = 4096 * 4096 * of_dense / (8192 * of_factors * MARGIN)
         assert rule.most_rows(4096, 4096) == pytest.approx(most, rel=0.003), (workers, servers, aggregates)
 
@@ -42,21 +42,22 @@ def test_the_documentation_says_how_large_batches_may_be():
     table = (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8").split("| rows of each worker |")[1]
     told = re.findall(r"^\| (\d+) \|", table.split("\n\n")[0], re.M)
     for most, (workers, servers) in zip(told, ((apart, apart), (apart, (0, 1)), (apart, (0,)), (shared, (0, 1)))):
-        rule = Rule(Placement(workers, servers), slice_elements("auto", len(servers)))
+        rule = Rule(Placement(workers, servers), SliceSize("auto", len(servers)))
         assert int(most) == rule.most_rows(4096, 4096), (workers, servers)
     assert len(told) == 4
 
 
 def test_why_a_layer_stays_dense_is_said():
     shape = FactorShape(32, 64, 64)
-    two, four = (Rule(Placement.one_of_each(machines), 50000) for machines in (2, 4))
+    two, four = (Rule(Placement.one_of_each(machines), SliceSize(50_000, machines)) for machines in (2, 4))
     assert two.why_dense("auto", shape._replace(rows=28)) == ""
     reason = "it has 32 rows, and with 4 workers, 4 servers and 4 machines factors pay up to "
     assert re.fullmatch(reason + r"1\d", four.why_dense("auto", shape))
     assert four.why_dense("factors", shape) == ""
     assert four.why_dense("factors", shape._replace(rows=33)) == "factors of 33 rows are larger than the gradient"
     assert two.why_dense("dense", shape) == "its route is 'dense'"
-    assert Rule(Placement((0, 0), (0, 0)), 50000).why_dense("auto", shape) == "the whole job is on one machine"
+    alone = Rule(Placement((0, 0), (0, 0)), SliceSize(50_000, 2))
+    assert alone.why_dense("auto", shape) == "the whole job is on one machine"
 
 
 def test_options_are_checked():

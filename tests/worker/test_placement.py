@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p3.plan.key_plan import Axes, KeyPlan, even_slices, slice_elements
+from p3.plan.key_plan import Axes, KeyPlan, SliceSize, even_slices
 from p3.placement import Placement
 from p3.frontend.factors import Rule
 from p3.plan.factor_shape import FactorShape
@@ -84,7 +84,7 @@ def test_the_choice_is_at_most_2_percent_slower_than_the_better_of_both(layers):
     """By the busiest card, either way, around the batch where the first layer's gradient and factors cost as much."""
     checked, worst = 0, (0.0, None)
     for placement in jobs():
-        rule = Rule(placement, slice_elements("auto", len(placement.servers)))
+        rule = Rule(placement, SliceSize("auto", len(placement.servers)))
         most = rule.most_rows(*layers[0])
         for rows in sorted({most * percent // 100 for percent in (97, 100, 103)} | {most + 1}):
             shapes = [FactorShape(rows, *layer) for layer in layers]

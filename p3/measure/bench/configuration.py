@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, NamedTuple, Optional, Tuple
+from typing import Dict, NamedTuple, Optional, Tuple, Union
 
 from p3.measure.bench.paths import ALL, Path
 from p3.measure.lab.shaping import Shaping
@@ -17,7 +17,7 @@ class Configuration(NamedTuple):
     rate_mbit: Optional[float]
     delay_ms: float
     hosts: int
-    slice_elements: int
+    slice_elements: Union[int, str]  # as P3_SLICE_ELEMENTS
     label: str = ""  # what sets it apart, in words, besides the model
     goal_loss: Optional[float] = None  # that a training shall reach
     rates_mbit: Optional[Tuple[float, ...]] = None  # of each host, where they differ; then rate_mbit is the greatest

@@ -28,7 +28,6 @@ from p3.measure.replay import models
 from p3.measure.results import records, tables, views
 from p3.measure.results.tables import Table, times
 from p3.measure.trainings import mxnet_convnet, resnets
-from p3.plan import key_plan
 from p3.plan.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -403,7 +402,6 @@ def _configuration(options: Namespace, model: str, label: str, **differing) -> C
         "shaper": options.shaper,
         **differing,
     }
-    fields["slice_elements"] = key_plan.slice_elements(fields["slice_elements"], num_servers=fields["hosts"])
     if fields["rates_mbit"]:
         fields["rate_mbit"] = max(fields["rates_mbit"])
     return Configuration(

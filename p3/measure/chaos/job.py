@@ -183,7 +183,7 @@ def train(
         operations = []
         for index, (key, pushed, landing) in enumerate(zip(keys, gradients, landings)):
             if blow is not None and index == KEYS - 1:
-                slices = -(-ELEMENTS // session.slice_elements)
+                slices = -(-ELEMENTS // session.slice_size.of(ELEMENTS))
                 if blow.in_round(session, number, KEYS * slices, index * slices):
                     blow = None
             operations.append(session.pushpull(key, pushed, landing, priority=-index, lr=1.0))

@@ -178,7 +178,8 @@ def step(training: OneNet, number: int, session, blow) -> bool:
     if blow is None:
         training.step(number)
         return False
-    slices = [slice_count(array.size, session.slice_elements) for array in training.arrays()]  # in the order of pushes
+    sizes = [array.size for array in training.arrays()]  # in the order of pushes
+    slices = [slice_count(size, session.slice_size.of(size)) for size in sizes]
     held_back = 1 + blow.choose(len(slices) - 1)
     pushes, struck = 0, False
 

@@ -33,8 +33,7 @@ from p3.measure.jobs.stores import STORES
 from p3.measure.lab.hosts import Host, lab
 from p3.measure.workers.control import Control
 from p3.placement import Placement
-from p3.plan import key_plan
-from p3.plan.key_plan import KeyPlan
+from p3.plan.key_plan import KeyPlan, SliceSize
 from p3.frontend.factors import Rule
 from p3.plan.factor_shape import FactorShape
 from p3.worker.session import Session
@@ -58,7 +57,7 @@ class Counted(NamedTuple):
 def rule_of(workers: int, servers: int, hosts: int, aggregates: bool = True) -> Rule:
     """Of a job that count() makes, if every host has a worker or server."""
     places = (tuple(number % hosts for number in range(count)) for count in (workers, servers))
-    return Rule(Placement(*places, aggregates), key_plan.slice_elements("auto", servers))
+    return Rule(Placement(*places, aggregates), SliceSize("auto", servers))
 
 
 def count(
@@ -81,7 +80,7 @@ def count(
         job.wait(_TIMEOUT_S)
     of_workers, of_servers, aggregates = told[0]["placement"]
     placement = Placement(tuple(of_workers), tuple(of_servers), aggregates)
-    rule = Rule(placement, told[0]["slice_elements"])
+    rule = Rule(placement, SliceSize(*told[0]["slice_size"]))
     dense, factors = (rule.plan(shape, as_factors) for as_factors in (False, True))
     plans = dict(zip(WAYS, (dense, factors._replace(first_slice=dense.slices))))
     rounds = [
@@ -165,7 +164,7 @@ def work(rows: int, outputs: int, inputs: int) -> None:
         pushed = {"dense": np.ones_like(weight), "factors": np.ones((shape.rows, shape.width), "float32")}
         let_them_read = _reader(session)
         for way, key in zip(WAYS, (dense, factored)):
-            let_them_read(placement=session.placement, slice_elements=session.slice_elements)
+            let_them_read(placement=session.placement, slice_size=session.slice_size)
             session.barrier()  # for rank 0, which may go on
             session.pushpull(key, pushed[way], weight).wait(_TIMEOUT_S)
         let_them_read()

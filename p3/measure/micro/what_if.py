@@ -31,7 +31,6 @@ from p3.measure.simulate.options import of_hosts
 from p3.measure.simulate.predict import predict
 from p3.measure.tracing import what_if
 from p3.measure.tracing.what_if import WhatIf
-from p3.plan import key_plan
 from p3.trace import lives
 
 _STORE = "p3_torch"
@@ -80,7 +79,7 @@ def _configuration(model: str, options) -> Configuration:
     return Configuration(
         experiment="what_if", model=model, size=options.size or models.LAB_SIZES[model] * 0.2,
         compute_s=options.compute, rate_mbit=options.rate[0], delay_ms=0.0, hosts=options.hosts,
-        slice_elements=key_plan.slice_elements("auto", options.hosts),
+        slice_elements="auto",
     )  # fmt: skip
 
 

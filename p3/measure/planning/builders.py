@@ -78,5 +78,5 @@ def turns(shares: Sequence[int]) -> Tuple[int, ...]:
 
 def strategy(setting: Setting, shares: Sequence[int], slice_elements: int) -> Strategy:
     """With the fields that differ from what the job does without one."""
-    is_equal, is_usual = len(set(shares)) == 1, slice_elements == setting.elements_of_a_slice
+    is_equal, is_usual = len(set(shares)) == 1, slice_elements == setting.slice_size.most
     return Strategy(Cut(None if is_equal else turns(shares), None if is_usual else slice_elements))

@@ -30,7 +30,7 @@ def candidates(setting: Setting, found: Tried, count: int) -> Dict[str, Strategy
 
 def _by_rules(setting: Setting, found: Tried) -> Iterator[Tuple[str, Strategy]]:
     equal, proportional = builders.equal(setting), builders.proportional(setting)
-    usual = setting.elements_of_a_slice
+    usual = setting.slice_size.most
     yield "proportional", builders.strategy(setting, proportional, usual)
     for server in reversed(range(len(equal))):
         yield f"without server {server}", builders.strategy(setting, _but(equal, server), usual)

@@ -102,7 +102,7 @@ def _what_if(setting: Setting, best: Tried) -> Iterator[Dict[str, Any]]:
         if not trees.fit(setting.groups, other.network.hosts):
             continue
         changed = dataclasses.replace(setting, network=other.network, strategy=Strategy())
-        usual = changed.elements_of_a_slice
+        usual = changed.slice_size.most
         tried = [builders.strategy(changed, shares, usual)
                  for shares in (builders.equal(changed), builders.proportional(changed))]  # fmt: skip
         seconds = min(predict(dataclasses.replace(changed, strategy=one)).mean_s for one in tried)

@@ -40,7 +40,7 @@ class Search:
         self._slices = slices
         self._setting = dataclasses.replace(setting, strategy=Strategy())
         self._known: Dict[Tuple[Tuple[int, ...], int], Tried] = {}
-        self.usual_slice = self._setting.elements_of_a_slice
+        self.usual_slice = self._setting.slice_size.most
 
     @property
     def tried(self) -> int:

@@ -40,7 +40,7 @@ from p3.measure.compressions import Compression, in_place_of, of_broadcast, of_k
 from p3.measure.replay import groups as trees
 from p3.measure.replay import models
 from p3.placement import FRAME_BYTES, PACKET_BYTES
-from p3.plan import key_plan
+from p3.plan.key_plan import SliceSize
 from p3.plan.strategy import Cut, Strategy, Turns
 
 
@@ -111,16 +111,16 @@ def bound(
     as if all workers sent the same elements. `clips`: by the global norm of all gradients. `groups`: of hosts
     (groups.py), of which each has one worker; slices go whole from leader to leader.
     """
-    slice_elements = key_plan.slice_elements(slice_elements, len(cluster.servers))
+    slice_size = SliceSize(slice_elements, len(cluster.servers))
     trees.check(groups, len(cluster.hosts))
-    _check(model, compute_s, cluster, slice_elements, delay_s, release)
+    _check(model, compute_s, cluster, slice_size, delay_s, release)
     best = Bound(compute_s, compute_s, "the computation is the limit; all communication can hide behind it")
     traffic, prefixes = _Traffic(cluster, groups), []
     for layer in model.layers:
         for tensor in layer.tensors:
             cut, its = strategy.of(tensor.name), of_key(strategy, tensor.name, compression)
             for shape in in_place_of(tensor.shape, its):
-                sizes = _slices(math.prod(shape), cut.slice or slice_elements)
+                sizes = _slices(math.prod(shape), cut.slice or slice_size.of(math.prod(shape)))
                 on_wire = {
                     elements: [overhead.on_wire(of(shape, elements, its)) for of in (of_push, of_broadcast)]
                     for elements in set(sizes)
@@ -193,10 +193,10 @@ def card_bytes(
     compression: Optional[Compression] = None,
 ) -> float:
     """What each card sends in an iteration, in the mean over the hosts; it receives as much."""
-    slice_elements = key_plan.slice_elements(slice_elements, len(cluster.servers))
+    slice_size = SliceSize(slice_elements, len(cluster.servers))
     traffic = _Traffic(cluster)
     for shape in (shape for tensor in model.tensors for shape in in_place_of(tensor.shape, compression)):
-        for elements in _slices(math.prod(shape), slice_elements):
+        for elements in _slices(math.prod(shape), slice_size.of(math.prod(shape))):
             push = of_push(shape, elements, compression)
             cast = of_broadcast(shape, elements, compression, len(cluster.workers))
             traffic.add_slice(overhead.on_wire(push), overhead.on_wire(cast))
@@ -376,7 +376,7 @@ def _slices(elements: int, slice_elements: int) -> List[int]:
     return [slice_elements] * whole + ([rest] if rest else [])
 
 
-def _check(model, compute_s, cluster, slice_elements, delay_s, release):
+def _check(model, compute_s, cluster, slice_size, delay_s, release):
     if not model.layers:
         raise ValueError(f"model {model.name!r} has no layers")
     if not 0 <= compute_s < float("inf"):
@@ -385,8 +385,8 @@ def _check(model, compute_s, cluster, slice_elements, delay_s, release):
         raise ValueError(f"delay_s is {delay_s}; it must be seconds, 0 or more")
     if release not in models.RELEASES:
         raise ValueError(f"release is {release!r}; it must be one of {', '.join(models.RELEASES)}")
-    if slice_elements < 1:
-        raise ValueError(f"slice_elements is {slice_elements}; a slice has at least one element")
+    if slice_size.most < 1:
+        raise ValueError(f"slice_elements is {slice_size.setting}; a slice has at least one element")
     if len(cluster.up_mbit) != len(cluster.down_mbit) or not cluster.up_mbit:
         raise ValueError(f"{len(cluster.up_mbit)} rates up and {len(cluster.down_mbit)} down; a host needs one of each")
     if not all(rate > 0 for rate in (*cluster.up_mbit, *cluster.down_mbit)):

@@ -6,8 +6,8 @@ import numpy as np
 
 from p3 import codecs
 from p3.measure._kernels import NativeCodec
-from p3.plan import key_plan, planner
-from p3.plan.key_plan import Axes
+from p3.plan import planner
+from p3.plan.key_plan import Axes, SliceSize
 from p3.measure.replay import models
 from p3.measure.replay.dgc_reference import Dgc, slices_of, take_steps
 from p3.measure.replay.mxnet_replay import Replay
@@ -42,10 +42,10 @@ class CompressedReplay(Replay):
                 flat[part] = self._pool_array[of_pool]
 
     def wrong_keys(self):
-        elements = _slice_elements()
+        slice_size = _slice_size()
         values = [weight.asnumpy().ravel() for weight in self._weights]
         self.digest = digest(values)
-        firsts = enumerate(value[:elements] for value in values)
+        firsts = enumerate(value[: slice_size.of(value.size)] for value in values)
         return [key for key, first in firsts if not np.array_equal(first, self._expected(key, first.size))]
 
     def _expected(self, key: int, elements: int):
@@ -72,9 +72,9 @@ class CompressedReplay(Replay):
         return "server"
 
 
-def _slice_elements() -> int:
+def _slice_size() -> SliceSize:
     settings = Settings.from_env(os.environ)
-    return key_plan.slice_elements(settings.slice_elements, settings.num_servers or 1)
+    return SliceSize(settings.slice_elements, settings.num_servers or 1)
 
 
 class EncodedReplay(Replay):
@@ -99,8 +99,8 @@ class EncodedReplay(Replay):
                 flat[1::2] = -value
 
     def wrong_keys(self):
-        elements = _slice_elements()
-        return [key for key, weight in enumerate(self._weights) if not self.is_right(key, weight.asnumpy(), elements)]
+        slice_size, weights = _slice_size(), [weight.asnumpy() for weight in self._weights]
+        return [key for key, one in enumerate(weights) if not self.is_right(key, one, slice_size.of(one.size))]
 
     def is_right(self, key: int, weight, slice_elements: int) -> bool:
         values, expected = weight.ravel(), {}

@@ -10,7 +10,7 @@ trained, is told by a digest.
 
 import functools
 import math
-from typing import List, NamedTuple, Tuple
+from typing import List, NamedTuple, Tuple, Union
 
 import p3
 from p3.measure.replay import models
@@ -19,6 +19,7 @@ from p3.measure.workers.lines import digest
 from p3.placement import Placement
 from p3.frontend.factors import Rule
 from p3.plan.factor_shape import FactorShape
+from p3.plan.key_plan import SliceSize
 
 _FULLY_CONNECTED = 3  # layers, the last ones
 _SCALE = 1e-6  # of the loss, so that weights stay small at the replay's learning rate
@@ -39,10 +40,12 @@ def split(model: models.Model) -> Tuple[models.Model, List[Dense]]:
     return convolutions, [Dense(outputs, inputs) for inputs, outputs in zip(widths, widths[1:])]
 
 
-def sent_by_a_card(model: models.Model, hosts: int, slice_elements: int, batch: int, route: str, dense_bytes) -> float:
+def sent_by_a_card(
+    model: models.Model, hosts: int, slice_elements: Union[int, str], batch: int, route: str, dense_bytes
+) -> float:
     """In one iteration, of hosts with one worker and one server each. `dense_bytes` tells it of a model whose tensors
     travel as they are."""
-    rule = Rule(Placement.one_of_each(hosts), slice_elements)
+    rule = Rule(Placement.one_of_each(hosts), SliceSize(slice_elements, hosts))
     convolutions, layers = split(model)
     plain = [models.Layer("biases", tuple(models.Tensor("bias", (layer.outputs,)) for layer in layers), 0, 0)]
     total = 0.0

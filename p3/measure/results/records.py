@@ -14,7 +14,7 @@ import math
 import re
 import statistics
 from dataclasses import dataclass, fields
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from p3.errors import ConfigError
 from p3.measure.replay import models
@@ -25,6 +25,7 @@ RESULTS = ("right", "wrong", "failed")
 Text = Words = Computation = Release = Result = str
 Positive = NotNegative = float
 Count = AtLeastOne = int
+SliceElements = Union[int, str]
 Object = Dict[str, Any]
 Seconds = Shares = Losses = Rates = Bytes = Tuple[float, ...]
 Later = Optional  # older results lack it, or those of other experiments
@@ -46,7 +47,7 @@ class Configuration:
     hosts: AtLeastOne
     workers: AtLeastOne
     servers: AtLeastOne
-    slice_elements: Optional[AtLeastOne]
+    slice_elements: Optional[SliceElements]
     rates_mbit: Later[Rates]  # of each host, where they differ; then rate_mbit is the greatest
     path: Later[Text]  # what else is unlike the lab as it is
     release: Later[Release]  # "end": all gradients became ready when the backward pass ended
@@ -271,6 +272,10 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
+def _is_above_0(value: Any) -> bool:
+    return _is_count(value) and value > 0
+
+
 def _numbers_from(least: float) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list) and all(_is_number(one) and one >= least for one in value)
 
@@ -286,7 +291,8 @@ _RULES: Dict[str, Tuple[Callable[[Any], bool], str]] = {
     "Positive": (lambda value: _is_number(value) and value > 0, "a number above 0"),
     "NotNegative": (lambda value: _is_number(value) and value >= 0, "a number, 0 or more"),
     "Count": (_is_count, "a whole number, 0 or more"),
-    "AtLeastOne": (lambda value: _is_count(value) and value > 0, "a whole number above 0"),
+    "AtLeastOne": (_is_above_0, "a whole number above 0"),
+    "SliceElements": (lambda value: value == "auto" or _is_above_0(value), "auto, or a whole number above 0"),
     "Object": (lambda value: isinstance(value, dict), "an object"),
     "Computation": (_among("emulated", "real"), "emulated or real"),
     "Release": (_among(*models.RELEASES), " or ".join(models.RELEASES)),

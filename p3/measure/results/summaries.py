@@ -213,7 +213,7 @@ def setting(one: Configuration, told: Sequence[str]) -> str:
         "compute": _computation(one),
         "delay": _links(one),
         "hosts": "%d host%s" % (one.hosts, "" if one.hosts == 1 else "s"),
-        "slice": "" if one.slice_elements is None else "slices of %d" % one.slice_elements,
+        "slice": "" if one.slice_elements is None else "slices of %s" % one.slice_elements,
         "batch": "" if one.batch is None else "batches of %d" % one.batch,
         "release": "gradients at the end" if one.release == "end" else "",
         "clip": "" if one.clip is None else "clipped to a norm of %g" % one.clip,

@@ -109,7 +109,7 @@ def _columns(setting: Setting) -> Dict[str, str]:
         "model": setting.model.name,
         "MB": f"{setting.model.bytes / 1e6:.1f}",
         "scheme": setting.scheme,
-        "slice": "" if setting.scheme == "layers" else str(setting.elements_of_a_slice),
+        "slice": "" if setting.scheme == "layers" else str(setting.slice_elements),
         "compute, s": f"{setting.compute_s:g}",
         "gradients": "" if setting.release == "layer" else "at the end",
         "compression": "" if setting.compression is None else str(setting.compression),
@@ -152,7 +152,6 @@ def record(setting: Setting, prediction: Prediction) -> Dict:
         "hosts": setting.network.hosts,
         **asked,
         "compression": None if setting.compression is None else str(setting.compression),
-        "slice_elements": setting.elements_of_a_slice,
         "network": dataclasses.asdict(setting.network),
         **told,
     }

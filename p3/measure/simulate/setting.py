@@ -115,8 +115,8 @@ class Setting:
         return [number % self.network.hosts for number in range(count)]
 
     @property
-    def elements_of_a_slice(self) -> int:
-        return key_plan.slice_elements(self.slice_elements, len(self.server_hosts))
+    def slice_size(self) -> key_plan.SliceSize:
+        return key_plan.SliceSize(self.slice_elements, len(self.server_hosts))
 
     def factors_of(self, tensor: models.Tensor) -> Optional[FactorShape]:
         """Of one worker, where that weight has an entry with this route."""
@@ -224,7 +224,7 @@ def _slices(setting: Setting) -> List[dict]:
             factors = setting.factors_of(tensor)
             if factors is not None:
                 cut = setting.strategy.of(key_of(tensor.name))
-                most = key_plan.even_slices(factors.elements, setting.elements_of_a_slice)
+                most = key_plan.even_slices(factors.elements, setting.slice_size.of(factors.elements))
                 for worker in range(workers):
                     for begin in range(0, factors.elements, most):
                         part_bytes = min(most, factors.elements - begin) * models.FLOAT32_BYTES
@@ -264,7 +264,7 @@ def can_compress(scheme: str, compression: Optional[Compression]) -> bool:
 
 def _elements_of_a_part(setting: Setting, name: str, elements: int) -> int:
     if setting.scheme != "layers":
-        return setting.strategy.of(name).slice or setting.elements_of_a_slice
+        return setting.strategy.of(name).slice or setting.slice_size.of(elements)
     parts = len(setting.server_hosts) if elements >= _BIG_ELEMENTS else 1
     return -(-elements // parts)
 
@@ -294,7 +294,7 @@ def _check(setting: Setting) -> None:
     if len(network.up_mbit) != len(network.down_mbit) or not network.up_mbit:
         raise ValueError(f"{len(network.up_mbit)} rates up and {len(network.down_mbit)} down; a host needs one of each")
     _check_strategy(setting)
-    if setting.elements_of_a_slice < 1:
+    if setting.slice_size.most < 1:
         raise ValueError(f"slice_elements is {setting.slice_elements}; a slice has at least one element")
     layers = [layer.name for layer in setting.model.layers]
     for name, alpha in setting.sparse.items():

@@ -22,7 +22,7 @@ from p3.measure.simulate import report
 from p3.measure.simulate.options import MOST_HOSTS, link_rate, of_hosts
 from p3.measure.simulate.predict import predict
 from p3.measure.simulate.setting import Network, Setting
-from p3.plan import key_plan
+from p3.plan.key_plan import SliceSize
 from p3.plan.strategy import Cut, Strategy
 from p3.trace.lives import Trace
 
@@ -54,7 +54,7 @@ def _told(setting: Setting) -> str:
     hosts, rates = setting.network.hosts, " and ".join(f"{rate:g}" for rate in sorted(set(setting.network.up_mbit)))
     return (
         f"{setting.model.name}: {setting.model.bytes / 1e6:.1f} MB{report.compressed(setting)}, slices of "
-        f"{setting.elements_of_a_slice}, {setting.compute_s:.3f} s of computation; {len(setting.workers)} workers and "
+        f"{setting.slice_elements}, {setting.compute_s:.3f} s of computation; {len(setting.workers)} workers and "
         f"{len(setting.server_hosts)} servers on " + (f"{hosts} hosts, {rates} Mbit/s" if hosts > 1 else "one host")
     )
 
@@ -90,17 +90,20 @@ def _network(rate: Rates, hosts: int) -> Network:
 
 def _cut(trace: Trace, servers: int) -> Tuple[Union[int, str], Strategy]:
     """As P3_SLICE_ELEMENTS, and what is otherwise with single keys."""
-    of_auto = key_plan.slice_elements("auto", servers)
+
+    def is_cut(key, setting) -> bool:
+        return key.row_elements or key.slice_elements == SliceSize(setting, servers).of(math.prod(key.shape))
+
     counts: Counter = Counter()
     for key in trace.keys.values():
-        counts[of_auto if key.row_elements else key.slice_elements] += math.prod(key.shape)
+        counts["auto" if is_cut(key, "auto") else key.slice_elements] += math.prod(key.shape)
     usual = counts.most_common(1)[0][0]
     own = {}
     for key in trace.keys.values():
-        is_usual = key.row_elements or key.slice_elements == usual
+        is_usual = is_cut(key, usual)
         own[key.name] = Cut(key.servers or None, None if is_usual else key.slice_elements)
     keys = {name: cut for name, cut in own.items() if cut != Cut()}
-    return "auto" if usual == of_auto else usual, Strategy(keys=keys, path="of the run") if keys else Strategy()
+    return usual, Strategy(keys=keys, path="of the run") if keys else Strategy()
 
 
 def _touched(trace: Trace) -> Dict[str, float]:

@@ -123,7 +123,7 @@ class Staging:
         for event in (*before, computed):
             self._out.wait_event(event)
         self.give_back(computed)  # what waits for it does so for what was recorded by now
-        for begin, end in pieces(host.numel(), session.slice_elements):
+        for begin, end in pieces(host.numel(), session.slice_size.of(host.numel())):
             self._room.acquire()
             self._copy(self._out, host[begin:end], gradient[begin:end])
             job = functools.partial(self._announce, session, key, end, self._record(self._out), gradient)

@@ -47,7 +47,7 @@ def test_proportional_shares_are_as_fast_as_any(rates, workers_per_host):
     assert sum(shares) == sum(builders.equal(setting)) and min(shares) >= 0
 
     def least(shares):
-        made = builders.strategy(setting, shares, setting.elements_of_a_slice)
+        made = builders.strategy(setting, shares, setting.slice_size.most)
         return bound.bound(MODEL, 0.0, setting.cluster(), setting.slice_elements, strategy=made).seconds
 
     best = least(shares)
@@ -66,7 +66,7 @@ def test_proportional_shares_are_as_fast_as_any(rates, workers_per_host):
 def test_two_hosts_and_equal_links_keep_equal_shares():
     for setting in (setting_of(40.0, 20.0), setting_of(40.0, 40.0, 40.0)):
         assert builders.proportional(setting) == builders.equal(setting)
-        usual = setting.elements_of_a_slice
+        usual = setting.slice_size.most
         assert builders.strategy(setting, builders.equal(setting), usual) == Strategy()
 
 

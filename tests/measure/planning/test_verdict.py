@@ -81,7 +81,7 @@ def test_whole_keys_follow_the_shares(setting):
 
 def results(setting):
     """Three strategies; the first of them was measured to be as fast as the simulator says."""
-    usual = setting.elements_of_a_slice
+    usual = setting.slice_size.most
     shares = {"none": builders.equal(setting), "proportional": builders.proportional(setting), "alone": [1, 0, 0, 0]}
     lines = [made.settings("verdict", options={"iterations": 2, "warmup": 1})]
     for name, its in shares.items():
@@ -90,7 +90,7 @@ def results(setting):
         lines.append(made.run(
             "verdict", seconds=[seconds], strategy=name, strategy_text=strategy.text() if name != "none" else "",
             predicted_s=9.0 if name == "proportional" else seconds, hosts=4, workers=4, servers=4, rate_mbit=40.0,
-            rates_mbit=[40.0, 40.0, 40.0, 20.0], compute_s=0.5, size=0.005, bytes=MODEL.bytes, slice_elements=usual,
+            rates_mbit=[40.0, 40.0, 40.0, 20.0], compute_s=0.5, size=0.005, bytes=MODEL.bytes, slice_elements="auto",
         ))  # fmt: skip
     return lines
 

@@ -7,7 +7,7 @@ import pytest
 from ideal_schedule import ends_of_iterations
 from processes import ROOT
 
-from p3.plan.key_plan import slice_elements
+from p3.plan.key_plan import SliceSize
 from p3.measure.compressions import Compression
 from p3.measure.replay import bound as bounds
 from p3.measure.replay import models
@@ -236,10 +236,11 @@ def test_ideal_schedule_is_never_faster(seed, release, clips):
         cluster = Cluster(rates(), rates(), places(4), places(4))
     layers = [(generator.choice([0.0004, 0.02, 0.5]), generator.random()) for _ in range(generator.randint(1, 6))]
     compute_s = generator.choice([0.0, 0.3, 1.0])
-    settings = dict(slice_elements=generator.choice([5000, 40000]), overhead=Overhead(),
-                    delay_s=generator.choice([0.0, 0.05]), release=release, clips=clips)
-    ends = ends_of_iterations(model_of(*layers), compute_s, cluster, 8, **settings)
-    least = bound(model_of(*layers), compute_s, cluster, **settings)
+    elements = generator.choice([5000, 40000, "auto"])
+    settings = dict(overhead=Overhead(), delay_s=generator.choice([0.0, 0.05]), release=release, clips=clips)
+    slice_size = SliceSize(elements, len(cluster.servers))
+    ends = ends_of_iterations(model_of(*layers), compute_s, cluster, 8, slice_size, **settings)
+    least = bound(model_of(*layers), compute_s, cluster, elements, **settings)
     for number, end in enumerate(ends):
         assert end >= compute_s + number * least.seconds - 1e-9, (seed, number, least.explain())
 
@@ -252,7 +253,7 @@ def test_ideal_schedule_is_never_faster(seed, release, clips):
 @pytest.mark.parametrize("release", models.RELEASES)
 def test_ideal_schedule_comes_near(name, hosts, within, release, clips):
     model, cluster, how = models.load(name), one_of_each(hosts, 200), {"release": release, "clips": clips}
-    ends = ends_of_iterations(model, 4.0, cluster, 5, slice_elements("auto", hosts), Overhead(), **how)
+    ends = ends_of_iterations(model, 4.0, cluster, 5, SliceSize("auto", hosts), Overhead(), **how)
     period = (ends[-1] - ends[2]) / (len(ends) - 3)
     assert period <= within * bound(model, 4.0, cluster, **how).seconds
 

@@ -15,6 +15,7 @@ from p3.measure.simulate.predict import predict
 from p3.measure.simulate.setting import Setting, links
 from p3.placement import Placement
 from p3.plan.factor_shape import FactorShape
+from p3.plan.key_plan import SliceSize
 from p3.plan.strategy import given as given_strategy
 
 OUTPUTS, INPUTS = 300, 400
@@ -53,7 +54,7 @@ def test_each_card_carries_what_the_placement_says(workers, servers, adds_up, ba
     setting = setting_of(placed=(tuple(workers), tuple(servers)), local_aggregation=adds_up, batch=batch)
     placement = Placement.of(workers, servers, adds_up)
     shape = FactorShape(batch, OUTPUTS, INPUTS)
-    cards = placement.cards(Rule(placement, 2000).plan(shape, as_factors=True))
+    cards = placement.cards(Rule(placement, SliceSize(2000, 3)).plan(shape, as_factors=True))
     machines = dict(zip([*workers, *servers], [*placement.workers, *placement.servers]))
     prediction = predict(setting)
     for host, (up, down) in enumerate(zip(prediction.up, prediction.down)):
@@ -69,13 +70,13 @@ def test_with_one_server_its_card_carries_exactly_that():
     prediction = predict(setting_of(servers=1))
     shape = FactorShape(20, OUTPUTS, INPUTS)
     placement = Placement.of([0, 1, 2], [0], True)
-    card = placement.cards(Rule(placement, 2000).plan(shape, as_factors=True))[0]
+    card = placement.cards(Rule(placement, SliceSize(2000, 3)).plan(shape, as_factors=True))[0]
     for link, wanted in zip((prediction.up[0], prediction.down[0]), card):
         assert link["bytes"] / 6 == pytest.approx(wanted * PACKETS, rel=0.02)
 
 
 def test_they_are_faster_where_the_rule_takes_them_and_slower_where_not():
-    rule = Rule(Placement.one_of_each(3), 2000)
+    rule = Rule(Placement.one_of_each(3), SliceSize(2000, 3))
     most = rule.most_rows(OUTPUTS, INPUTS)
     for batch, pays in ((most // 2, True), (most * 7 // 5, False)):
         assert rule.pays(FactorShape(batch, OUTPUTS, INPUTS)) == pays

@@ -78,7 +78,8 @@ class Soak:
         session = self._session
         if name != "rows":
             bits = bits_of(self._landings[name], pattern(round_, name), name, round_)
-            cuts = range(session.slice_elements, SIZES[name], session.slice_elements)
+            whole = session.slice_size.of(SIZES[name])
+            cuts = range(whole, SIZES[name], whole)
             yield from (Part(name, number, one, -1) for number, one in enumerate(np.split(bits, cuts)))
             return
         bits = bits_of(self._row_landing, pattern_of_rows(round_), name, round_)
