@@ -228,8 +228,8 @@ class Settings:
     slice_elements: Union[int, str] = _setting(
         "P3_SLICE_ELEMENTS", "auto", _auto_or(_integer(1, 1 << 28)),
         "Maximum number of elements in a slice, the unit that priorities order. `auto`: 50000 with up to two servers; "
-        "with more 2500 to 20000, such that each server holds as much of a key. Smaller ones let urgent slices "
-        "overtake sooner and cost more overhead. Leave it alone unless `p3 bench slices` favours another size for your model.",
+        "with more 2500 to 20000, such that each server holds as much of a key. Smaller ones let urgent slices overtake"
+        " sooner and cost more overhead. Leave it alone unless `p3 bench slices` favours another size for your model.",
         common=True,
     )
     strategy: Optional[str] = _setting(
