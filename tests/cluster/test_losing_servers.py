@@ -14,7 +14,8 @@ from processes import PYTHONPATH, Process
 from p3.measure.chaos import strike
 
 STEPS, WORKERS, SERVERS = 12, 3, 3
-SLICES = STEPS * (4 * 12 + SERVERS)  # that come to each worker, as there are more than two servers
+CUT = {"P3_SLICE_ELEMENTS": "10000"}
+SLICES = STEPS * (4 * 12 + SERVERS)  # that come to each worker
 CONTINUE = ("--on-server-loss", "continue")
 # A job whose stores have optimizers, and how many slices come to each worker in it.
 UPDATING = {"script": "losing_updating_servers.py", "P3_ON_SERVER_LOSS": "continue"}
@@ -24,7 +25,7 @@ UPDATING_SLICES = STEPS * 8 * 9
 def run(folder, processes, *options, script="losing_servers.py", arguments=(STEPS,), servers=SERVERS, **env):
     argv = [sys.executable, "-m", "p3", "run", "-n", str(WORKERS), "-s", str(servers), *options, sys.executable]
     variables = {**strike.environment(uuid.uuid4().hex), "OMP_NUM_THREADS": "1", "P3_LOCAL_AGGREGATION": "0"}
-    variables["PYTHONPATH"] = PYTHONPATH
+    variables.update(CUT, PYTHONPATH=PYTHONPATH)
     command = [*argv, str(SCRIPTS / script), *map(str, arguments)]
     processes.append(Process(command, {**variables, **env}, folder))
     return processes[-1].wait(100)
@@ -96,7 +97,7 @@ def test_so_they_have_if_it_only_freezes(tmp_path, processes, undisturbed):
 def test_so_they_have_if_it_wakes_up_behind_its_loss(make_cluster, undisturbed, slices):
     """Where nobody ends it: what it still sends comes to nobody."""
     env = {"P3S_DEATHS": "1:%d" % slices, "P3S_DEATH": "asleep", "P3_TIMEOUT_S": "3", "P3_ON_SERVER_LOSS": "continue",
-           "P3_LOCAL_AGGREGATION": "0", "OMP_NUM_THREADS": "1", strike.MARK: uuid.uuid4().hex}  # fmt: skip
+           "P3_LOCAL_AGGREGATION": "0", "OMP_NUM_THREADS": "1", strike.MARK: uuid.uuid4().hex, **CUT}  # fmt: skip
     cluster = make_cluster(WORKERS, SERVERS)
     script = "import sys\nsys.path.insert(0, %r)\nsys.argv[1:] = ['%d']\nimport losing_servers\nlosing_servers.main()\n"
     script %= (str(SCRIPTS), STEPS)
