@@ -213,12 +213,18 @@ def setting(one: Configuration, told: Sequence[str]) -> str:
         "compute": _computation(one),
         "delay": _links(one),
         "hosts": "%d host%s" % (one.hosts, "" if one.hosts == 1 else "s"),
-        "slice": "" if one.slice_elements is None else "slices of %s" % one.slice_elements,
+        "slice": _slices(one),
         "batch": "" if one.batch is None else "batches of %d" % one.batch,
         "release": "gradients at the end" if one.release == "end" else "",
         "clip": "" if one.clip is None else "clipped to a norm of %g" % one.clip,
     }
     return ", ".join(parts[name] for name in told if parts[name])
+
+
+def _slices(one: Configuration) -> str:
+    if one.slice_elements is None:
+        return ""
+    return "slices as P3 cuts them" if one.slice_elements == "auto" else "slices of %d" % one.slice_elements
 
 
 def _links(one: Configuration) -> str:

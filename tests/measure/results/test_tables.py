@@ -92,6 +92,8 @@ def test_the_size_that_p3_chooses_by_itself_tells_no_tables_apart(tables_of):
 def test_slices_of_two_sizes_are_no_row_of_one_table(tables_of):
     first, second = tables_of(*(made.run("targets", slice_elements=size) for size in (5000, 50000)))
     assert first.title.endswith("slices of 5000") and second.title.endswith("slices of 50000")
+    _, automatic = tables_of(*(made.run("targets", slice_elements=size) for size in (5000, "auto")))
+    assert automatic.title.endswith("slices as P3 cuts them")
 
 
 def test_failures_are_told_with_their_errors(tables_of):
