@@ -177,7 +177,7 @@ class Plans:
         }  # fmt: skip
 
     def _in_use(self) -> Strategy:
-        """All of these keys are cut alike."""
+        """All of these keys are cut by one rule."""
         plans, usual = [self._session.keys.wait_for(key).plan for key in self._keys], self._session.slice_size
         is_usual = all(plan.slice_elements == usual.of(plan.elements) for plan in plans)
         return Strategy(Cut(plans[0].servers or None, None if is_usual else plans[0].slice_elements))

@@ -5,7 +5,7 @@ the answer on its output.
      "workers": [0, 1, 2], "servers": [0, 1, 2],                       the host of each, by rank
      "compute_s": 0.5, "layers": [["fc.weight", [100, 20], 0.1], ...], of a step; and of each key, in the order of the
                                                                        forward pass, its shape and backward seconds
-     "slice_elements": 10000, "keeps_slices": false,                   whether slices must stay as large as they are
+     "slice_elements": "auto", "keeps_slices": false,                  as P3_SLICE_ELEMENTS; whether that must stay so
      "clip": "none",                                                   or "norm", "wait": see simulate/setting.py
      "compression": {"up": {"type": "int8"}, "down": null},            of the largest key
      "adds_up": true, "strategy": "{...}", "budget_s": 3}              local aggregation; what is in use; for the search

@@ -99,7 +99,7 @@ class EncodedReplay(Replay):
                 flat[1::2] = -value
 
     def wrong_keys(self):
-        slice_size, weights = _slice_size(), [weight.asnumpy() for weight in self._weights]
+        slice_size, weights = _slice_size(), (weight.asnumpy() for weight in self._weights)  # one at a time
         return [key for key, one in enumerate(weights) if not self.is_right(key, one, slice_size.of(one.size))]
 
     def is_right(self, key: int, weight, slice_elements: int) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import Callable, Collection, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Collection, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from p3.measure.jobs import stores
 from p3.measure.results.records import Configuration, Nic, Run
@@ -213,7 +213,7 @@ def setting(one: Configuration, told: Sequence[str]) -> str:
         "compute": _computation(one),
         "delay": _links(one),
         "hosts": "%d host%s" % (one.hosts, "" if one.hosts == 1 else "s"),
-        "slice": _slices(one),
+        "slice": "" if one.slice_elements is None else slices(one.slice_elements),
         "batch": "" if one.batch is None else "batches of %d" % one.batch,
         "release": "gradients at the end" if one.release == "end" else "",
         "clip": "" if one.clip is None else "clipped to a norm of %g" % one.clip,
@@ -221,10 +221,9 @@ def setting(one: Configuration, told: Sequence[str]) -> str:
     return ", ".join(parts[name] for name in told if parts[name])
 
 
-def _slices(one: Configuration) -> str:
-    if one.slice_elements is None:
-        return ""
-    return "slices as P3 cuts them" if one.slice_elements == "auto" else "slices of %d" % one.slice_elements
+def slices(elements: Union[int, str]) -> str:
+    """Of so many each, or "auto"."""
+    return "slices as P3 cuts them" if elements == "auto" else "slices of %d" % elements
 
 
 def _links(one: Configuration) -> str:

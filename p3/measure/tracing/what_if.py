@@ -18,6 +18,7 @@ from p3.measure import compressions
 from p3.measure.arguments import number, slice_size
 from p3.measure.compressions import Compression
 from p3.measure.replay.recorded import iteration_s, recorded_model
+from p3.measure.results import summaries
 from p3.measure.simulate import report
 from p3.measure.simulate.options import MOST_HOSTS, link_rate, of_hosts
 from p3.measure.simulate.predict import predict
@@ -53,8 +54,9 @@ def lines(trace: Trace, rate: Optional[Rates], what_ifs: Sequence[WhatIf]) -> It
 def _told(setting: Setting) -> str:
     hosts, rates = setting.network.hosts, " and ".join(f"{rate:g}" for rate in sorted(set(setting.network.up_mbit)))
     return (
-        f"{setting.model.name}: {setting.model.bytes / 1e6:.1f} MB{report.compressed(setting)}, slices of "
-        f"{setting.slice_elements}, {setting.compute_s:.3f} s of computation; {len(setting.workers)} workers and "
+        f"{setting.model.name}: {setting.model.bytes / 1e6:.1f} MB{report.compressed(setting)}, "
+        f"{summaries.slices(setting.slice_elements)}, {setting.compute_s:.3f} s of computation; "
+        f"{len(setting.workers)} workers and "
         f"{len(setting.server_hosts)} servers on " + (f"{hosts} hosts, {rates} Mbit/s" if hosts > 1 else "one host")
     )
 
